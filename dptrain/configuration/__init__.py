@@ -1,6 +1,5 @@
 """Schemes and strategies as a configuration file writes them: ``type``, and its fields."""
 
-from dptrain.configuration.clipping import build_clipping
 from dptrain.configuration.schemes import (
     SIZES,
     build_scheme,
@@ -9,8 +8,13 @@ from dptrain.configuration.schemes import (
     stated_size,
     steps_of_epoch,
 )
-from dptrain.configuration.strategies import build_strategy
-from dptrain.configuration.typed import members_of, named_type, stated_fields
+from dptrain.configuration.typed import (
+    build_clipping,
+    build_strategy,
+    members_of,
+    named_type,
+    stated_fields,
+)
 from dptrain.configuration.yaml_file import Loader, one_line, read_yaml
 
 __all__ = [

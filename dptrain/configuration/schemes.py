@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.configuration.typed import named_type, stated_fields
+from dptrain.configuration.typed import named_in_errors, named_type, required_of, stated_fields
 from dptrain.sampling import (
     AttributionGraph,
     Scheme,
@@ -102,10 +102,8 @@ def check_scheme(
         known["steps"] = most  # a whole epoch of batches of one
         make = member.for_batch_size  # type: ignore[attr-defined]  # every registered one has it
         fields = {key: v for key, v in {**known, **stated}.items() if key in parameters}
-    try:
+    with named_in_errors("scheme"):
         make(**fields)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"scheme: {error}") from error
 
 
 @functools.cache
@@ -135,9 +133,9 @@ def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Para
     member = named_type("scheme", settings, scheme_types(), Scheme.former_names)
     make: Any = member.for_batch_size  # type: ignore[attr-defined]  # every registered one has it
     parameters = inspect.signature(make).parameters
-    own = [name for name in parameters if name not in (*SIZES, *_FROM_RUN)]
-    required = [name for name in own if parameters[name].default is inspect.Parameter.empty]
-    given = stated_fields("scheme", settings, allowed=[*SIZES, *own], required=required)
+    own = {name: p for name, p in parameters.items() if name not in (*SIZES, *_FROM_RUN)}
+    allowed = [*SIZES, *own]
+    given = stated_fields("scheme", settings, allowed=allowed, required=required_of(own))
     return make, parameters, {name: v for name, v in given.items() if name not in SIZES}
 
 
@@ -155,15 +153,16 @@ def steps_of_epoch(
     make, parameters, fields = _stated(settings)
     if "epochs" not in parameters:
         return None
-    size = expected_batch_size(settings, dataset_size)
-    fields["batch_size"] = (
-        round(size) if parameters["batch_size"].annotation in ("int", int) else size
-    )
+    fields["batch_size"] = _sized(parameters, expected_batch_size(settings, dataset_size))
     known = {"dataset_size": dataset_size, "graph": graph, "epochs": 1}
-    try:
-        return make(**fields, **{key: v for key, v in known.items() if key in parameters}).steps
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"scheme: {error}") from error
+    fields |= {key: value for key, value in known.items() if key in parameters}
+    with named_in_errors("scheme"):
+        return make(**fields).steps
+
+
+def _sized(parameters: Mapping[str, inspect.Parameter], size: float) -> float:
+    """B̄ as the scheme counts it: whole where its batches are of one size."""
+    return round(size) if parameters["batch_size"].annotation in ("int", int) else size
 
 
 def build_scheme(
@@ -192,16 +191,14 @@ def build_scheme(
     # Batches of a scheme with groups count users, and an epoch is one of users.
     counted = graph.users if graph is not None and "group_size" in parameters else dataset_size
     size = expected_batch_size(settings, counted) / divisor
-    fields["batch_size"] = (
-        round(size) if parameters["batch_size"].annotation in ("int", int) else size
-    )
+    fields["batch_size"] = _sized(parameters, size)
     if divisor != 1:
         fields = _divided(fields, divisor)
     known: dict[str, Any] = {"dataset_size": dataset_size, "graph": graph}
     if "epochs" not in parameters:
         known["steps"] = steps
     fields |= {key: value for key, value in known.items() if key in parameters}
-    try:
+    with named_in_errors("scheme"):
         if "epochs" not in parameters:
             return make(**fields)
         epoch = make(**fields, epochs=1).steps
@@ -213,8 +210,6 @@ def build_scheme(
                 f"whole epochs of {epoch} steps; use steps={epoch} times a number"
             )
         return make(**fields, epochs=steps // epoch)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"scheme: {error}") from error
 
 
 def _divided(fields: Mapping[str, Any], divisor: float) -> dict[str, Any]:

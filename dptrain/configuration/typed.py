@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from dptrain.clipping.base import ClippingStyle
 from dptrain.core import JsonValue, did_you_mean
+from dptrain.strategies import Strategy, strategy_types
 
 
 def members_of(base: type[JsonValue]) -> dict[str, type]:
@@ -73,3 +76,46 @@ def stated_fields(
             f"{', '.join(allowed)})"
         )
     return given
+
+
+@contextmanager
+def named_in_errors(group: str) -> Iterator[None]:
+    """Have errors of a value that is made meanwhile name the group, as ValueErrors."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{group}: {error}") from error
+
+
+def required_of(arguments: Mapping[str, inspect.Parameter]) -> list[str]:
+    """The arguments that have no default."""
+    return [name for name, each in arguments.items() if each.default is inspect.Parameter.empty]
+
+
+def _built(group: str, base: Any, settings: Mapping[str, Any], members: Mapping[str, type]) -> Any:
+    """The value of class ``settings["type"]`` with the other entries as its fields."""
+    member = named_type(group, settings, members)
+    fields = inspect.signature(member).parameters
+    given = stated_fields(group, settings, allowed=fields, required=required_of(fields))
+    with named_in_errors(group):
+        return base.from_dict({"type": member.__name__, **given})
+
+
+def build_strategy(settings: Mapping[str, Any]) -> Strategy:
+    """The strategy of class ``settings["type"]`` with the other entries as its fields.
+
+    Entries that are null are left out, so that they take the class's own default.
+
+    Raises:
+        ValueError: naming the field of the configuration, the value, and what is known instead.
+    """
+    return _built("strategy", Strategy, settings, strategy_types())
+
+
+def build_clipping(settings: Mapping[str, Any]) -> ClippingStyle:
+    """The clipping style of class ``settings["type"]``, likewise.
+
+    Raises:
+        ValueError: naming the field of the configuration, the value, and what is known instead.
+    """
+    return _built("clipping", ClippingStyle, settings, members_of(ClippingStyle))

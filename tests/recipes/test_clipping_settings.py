@@ -9,8 +9,7 @@ import torch
 
 from dptrain import Automatic, Flat, PerGroup, PerLayer
 from dptrain.clipping.base.styles import ClippingStyle
-from dptrain.configuration.clipping import build_clipping
-from dptrain.configuration.typed import members_of
+from dptrain.configuration.typed import build_clipping, members_of
 from recipes.config import load_config, to_yaml
 from recipes.debug_norms import DebugNorms
 from recipes.runfolder import load_checkpoint

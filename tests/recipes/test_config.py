@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from dptrain.configuration.schemes import build_scheme
-from dptrain.configuration.strategies import build_strategy
-from dptrain.configuration.typed import members_of
+from dptrain.configuration.typed import build_strategy, members_of
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity, Strategy
 from recipes.config import differences, load_config, to_yaml
