@@ -208,11 +208,7 @@ def _by_canaries(
 def _check_canaries(
     options: argparse.Namespace, mechanism: MatrixMechanism, adjacency: Adjacency
 ) -> None:
-    """Refuse what canaries cannot be about, before ε is worked out.
-
-    Raises:
-        ValueError: saying what to do instead.
-    """
+    """Refuse what canaries cannot be about, before ε is worked out."""
     size = mechanism.scheme.dataset_size
     if options.users is None and size > _MOST_CANARIES:
         raise ValueError(

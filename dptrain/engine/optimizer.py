@@ -12,19 +12,17 @@ from opacus.optimizers import DPOptimizer
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping import Attached, Unreached
-from dptrain.clipping.base import summing_dtype
 from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizers import (
     SlicedOptimizer,
     in_pieces,
     joined_states,
-    laid_out_like,
     scales_of,
 )
 from dptrain.engine.release_ledger import StepLedger
 from dptrain.engine.request import RunRequest
-from dptrain.engine.shards import DividedModule, Shards, add_part
+from dptrain.engine.shards import DividedModule, Shards, add_part, set_gradients
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord
@@ -221,11 +219,7 @@ class PrivateOptimizer(DPOptimizer):
         return torch.where(ratios > 0, (shares - less).clamp(min=0.0), 0.0).to(norms)
 
     def check_whole(self) -> None:
-        """Refuse to go on with, or to save, what an interrupted release left behind.
-
-        Raises:
-            RuntimeError: naming the remedy.
-        """
+        """Refuse to go on with, or to save, what an interrupted release left behind."""
         if self.interrupted:
             raise RuntimeError(
                 f"step {self.steps_executed} was interrupted while it was released, so the model, "
@@ -248,9 +242,6 @@ class PrivateOptimizer(DPOptimizer):
         What the wrapped optimiser finds in ``p.grad`` of a parameter of the run is the release,
         which replaces whatever was there. In any other it would find a plain gradient, neither
         clipped nor noised.
-
-        Raises:
-            RuntimeError: naming the remedy.
         """
         now, known = self.params, set(self._trained)
         others = [
@@ -438,34 +429,6 @@ class PrivateOptimizer(DPOptimizer):
         self._largest_loss_scale = max(scale, self._largest_loss_scale or 0.0)
         return scale
 
-    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
-        """On the wrapped optimiser: called before each noisy update, once a logical step."""
-        return self.original_optimizer.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
-        """On the wrapped optimiser: called after each noisy update, once a logical step."""
-        return self.original_optimizer.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        """On the wrapped optimiser, whose state it is."""
-        return self.original_optimizer.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
-        """On the wrapped optimiser, whose state it is."""
-        return self.original_optimizer.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(
-        self, hook: Any, prepend: bool = False
-    ) -> RemovableHandle:
-        """On the wrapped optimiser, whose state it is."""
-        return self.original_optimizer.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(
-        self, hook: Any, prepend: bool = False
-    ) -> RemovableHandle:
-        """On the wrapped optimiser, whose state it is."""
-        return self.original_optimizer.register_load_state_dict_post_hook(hook, prepend)
-
     def _missing(self) -> list[Any]:
         """Parameters that no gradient came of, as long as that was not told."""
         if self.unreached is None:
@@ -480,15 +443,9 @@ class PrivateOptimizer(DPOptimizer):
         deviation = self.noise_multiplier * self._bound
         if self.shards is not None:
             self.shards.add_noise(self.params, self.noise, deviation, self._scales)
-            return
-        released = self.noise.release([p.summed_grad for p in self.params], deviation)
-        scales = self._scales or [None] * len(self.params)
-        for p, noisy, scale in zip(self.params, released, scales, strict=True):
-            # Of one dtype however many parts there were, which depends on the data.
-            noisy = noisy.to(summing_dtype(p))
-            if scale is not None:
-                noisy = noisy.div_(scale)
-            p.grad = laid_out_like(p, noisy.to(p.dtype))
+        else:
+            released = self.noise.release([p.summed_grad for p in self.params], deviation)
+            set_gradients(self.params, released, self._scales)
 
     def scale_grad(self) -> None:
         """Divide by the public constant B̄ where the loss is a mean."""
@@ -571,6 +528,22 @@ class PrivateOptimizer(DPOptimizer):
         # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
         self.param_groups = self.original_optimizer.param_groups
         self.state = self.original_optimizer.state
+
+
+def _of_the_wrapped(name: str) -> Callable[..., RemovableHandle]:
+    def register(self: PrivateOptimizer, *hook: Any, **options: Any) -> RemovableHandle:
+        """On the wrapped optimizer: its steps are noisy updates, one a logical step."""
+        handle: RemovableHandle = getattr(self.original_optimizer, name)(*hook, **options)
+        return handle
+
+    return register
+
+
+for _hook in (
+    *("step_pre", "step_post", "state_dict_pre", "state_dict_post"),
+    *("load_state_dict_pre", "load_state_dict_post"),
+):
+    setattr(PrivateOptimizer, f"register_{_hook}_hook", _of_the_wrapped(f"register_{_hook}_hook"))
 
 
 def _most_examples(scheme: Scheme) -> int:

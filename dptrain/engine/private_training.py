@@ -651,11 +651,7 @@ def stored_options(request: RunRequest) -> dict[str, Any]:
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuse what does not tick, or cannot be kept in a checkpoint.
-
-    Raises:
-        TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
-    """
+    """Refuse what does not tick, or cannot be kept in a checkpoint."""
     if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
         start = checks.named("scheduler", scheduler)
         raise TypeError(f"{start} must be a torch learning-rate scheduler")

@@ -82,9 +82,6 @@ class RunRequest(RunArguments):
         The order is that of how far a mistake reaches: each argument's type and range; arguments
         that contradict each other; the module, the optimizer, the data; the plan of steps; the
         noise stream. No example is read, and nothing of the user's is changed.
-
-        Raises:
-            TypeError, ValueError: naming the argument, the value and the remedy.
         """
         asked = _in_range(asked)
         _check_amount(asked)

@@ -123,24 +123,16 @@ class Shards:
             deviation: that it is multiplied by.
             scales: that the sums are divided by, of the whole parameters.
         """
-        noisy = [
-            total.to(summing_dtype(p))  # of one dtype however many parts there were
-            for p, total in zip(parameters, noise.release(self.sums, deviation), strict=True)
-        ]
-        self.sums = []
+        noisy, self.sums = noise.release(self.sums, deviation), []
         if self.sliced is not None:
             for p in parameters:
                 p.grad = None  # whatever was there is neither clipped nor noised
-            for piece, values in zip(self.sliced.parameters, noisy, strict=True):
-                piece.grad = laid_out_like(piece, values.to(piece.dtype))
+            set_gradients(self.sliced.parameters, noisy)
             return
+        noisy = [total.to(summing_dtype(p)) for p, total in zip(parameters, noisy, strict=True)]
         whole = [torch.empty(p.shape, dtype=summing_dtype(p), device=p.device) for p in parameters]
         self._ranks.gather_pieces(noisy, whole, self.pieces)
-        for p, values, scale in zip(
-            parameters, whole, scales or [None] * len(parameters), strict=True
-        ):
-            noisy_sum = values if scale is None else values.div_(scale)
-            p.grad = laid_out_like(p, noisy_sum.to(p.dtype))
+        set_gradients(parameters, whole, scales)
 
     def step(self, parameters: Sequence[nn.Parameter]) -> None:
         """Update the parameters, which are then the same on all ranks."""
@@ -355,6 +347,22 @@ def add_part(sums: Sequence[torch.Tensor | None], parameters: Sequence[Any]) -> 
         if total is not None:
             before = p.summed_grad
             p.summed_grad = total if before is None else before.double().add_(total)
+
+
+def set_gradients(
+    parameters: Sequence[Any],
+    released: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor | None] | None = None,
+) -> None:
+    """Leave noisy sums in ``p.grad``, divided by the scales, in layout and dtype of the parameter.
+
+    Before that they are of one dtype however many parts there were, which depends on the data.
+    """
+    for p, noisy, scale in zip(
+        parameters, released, scales or [None] * len(parameters), strict=True
+    ):
+        total = noisy.to(summing_dtype(p))
+        p.grad = laid_out_like(p, (total if scale is None else total.div_(scale)).to(p.dtype))
 
 
 def rounded_sums(parameters: Sequence[Any]) -> list[torch.Tensor | None]:

@@ -61,11 +61,7 @@ def one_run(
 
 
 def refuse_unknown(args: tuple[Any, ...], given: Iterable[str]) -> None:
-    """Refuse arguments by position, and a keyword that make_private does not have.
-
-    Raises:
-        TypeError: saying where it went, or which one is near.
-    """
+    """Refuse arguments by position, and a keyword that make_private does not have."""
     if args:
         raise TypeError(
             "make_private takes keywords only: make_private(module=..., optimizer=..., "
@@ -123,11 +119,7 @@ def shared_ledger(
 
 
 def begin_together(ranks: Ranks, private: PrivateTraining, module: nn.Module) -> None:
-    """Refuse ranks with another mechanism or other data, then give all rank 0's parameters.
-
-    Raises:
-        ValueError: on every rank, naming what differs.
-    """
+    """Refuse ranks with another mechanism or other data, then give all rank 0's parameters."""
     ranks.agree(
         "make_private",
         lambda: {

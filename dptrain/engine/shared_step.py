@@ -5,37 +5,23 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from dptrain.clipping.base import GradientClipper
 from dptrain.core import Array
 from dptrain.distributed import Ranks, is_divided, local_of
 from dptrain.engine.release_ledger import StepLedger, checksum
-from dptrain.engine.shards import Shards, rounded_sums
+from dptrain.engine.shards import rounded_sums
 from dptrain.individual import IndividualRecord
-from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch
+
+if TYPE_CHECKING:
+    from dptrain.engine.optimizer import PrivateOptimizer
 
 _ADMITTED = "what the individual filter admitted"
 _BEGAN = "noise, parameters or released steps at the start"
-
-
-class Stepping(Protocol):
-    """What a step is made of on one rank: the private optimizer, as far as this file knows it."""
-
-    clipper: GradientClipper
-    noise: NoiseStream
-    ledger: StepLedger
-    steps_executed: int
-    shards: Shards | None
-    original_optimizer: torch.optim.Optimizer
-
-    @property
-    def params(self) -> Sequence[Any]:
-        """The trained parameters, each with its ``summed_grad``."""
 
 
 class SharedStep:
@@ -73,7 +59,7 @@ class SharedStep:
         return shares[own]
 
     def add_up(
-        self, optimizer: Stepping, *, parts: int, bound: float, missing: Sequence[Any] = ()
+        self, optimizer: PrivateOptimizer, *, parts: int, bound: float, missing: Sequence[Any] = ()
     ) -> list[Any]:
         """Make ``p.summed_grad`` the sums of the whole logical batch, of all ranks' shares.
 
@@ -105,21 +91,19 @@ class SharedStep:
         clipper.nonfinite_examples = self._nonfinite
         parameters = optimizer.params
         if optimizer.shards is not None:
-            reached = None
+            nowhere: list[Any] = []
             if any(number for _, number in counts):
                 mine = [[_any(p.summed_grad) for p in parameters]]
                 columns, _ = self.ranks.gather(np.array(mine, dtype=np.float64))
                 reached = np.any(columns.reshape(self.ranks.world_size, -1), axis=0)
+                elsewhere = dict(zip(parameters, reached.tolist(), strict=True))
+                nowhere = [p for p in missing if not elsewhere[p]]
             optimizer.shards.add_up(parameters)
-            if reached is None:
-                return []
-            elsewhere = dict(zip(parameters, reached.tolist(), strict=True))
-            return [p for p in missing if not elsewhere[p]]
-        if self.ranks.world_size == 1:
-            return [p for p in missing if not _any(p.summed_grad)]
-        sums = self.ranks.sum(rounded_sums(parameters), parameters)
-        for p, total in zip(parameters, sums, strict=True):
-            p.summed_grad = total
+            return nowhere
+        if self.ranks.world_size > 1:
+            sums = self.ranks.sum(rounded_sums(parameters), parameters)
+            for p, total in zip(parameters, sums, strict=True):
+                p.summed_grad = total
         return [p for p in missing if not _any(p.summed_grad)]
 
     def digest_of(self, released: Sequence[torch.Tensor], *, ranks: Sequence[int] = ()) -> str:
@@ -152,7 +136,7 @@ class SharedStep:
             ledger.record(step, digest)
         self.ranks.agree("the release of a step", lambda: {"the noisy sum of the step": digest})
 
-    def _facts(self, optimizer: Stepping, parts: int, bound: float) -> dict[str, Any]:
+    def _facts(self, optimizer: PrivateOptimizer, parts: int, bound: float) -> dict[str, Any]:
         if self._origin is None:
             noise, released = optimizer.noise.normals.seed, optimizer.ledger.digests
             same = [p for p in optimizer.params if not is_divided(p)]

@@ -154,11 +154,7 @@ class StateWatch:
         self._before, self._window, self._all = None, None, {}
 
     def check_saved(self) -> None:
-        """The run's state is about to be saved.
-
-        Raises:
-            RuntimeError: as ``check``, and for what changed unnoticed in earlier steps.
-        """
+        """The run's state is about to be saved."""
         self.check()
         self._check_untrained(self._look())
 
@@ -234,11 +230,7 @@ class StateWatch:
         raise RuntimeError(self._refusal)
 
     def _check_modes(self, before: dict[str, bool], after: dict[str, bool]) -> None:
-        """Refuse a module that was put into another mode, by itself, since the batch came.
-
-        Raises:
-            RuntimeError: naming it.
-        """
+        """Refuse a module that was put into another mode, by itself, since the batch came."""
         last = after if self._modes is None else self._modes
         whole = before[""] != after[""]  # train() of the model itself
         base = last if whole else before

@@ -29,22 +29,13 @@ class Progress:
     meant: bool = False
     process: int = dataclasses.field(default_factory=os.getpid)
 
-    def reached(self, steps: int) -> None:
-        """Count the steps."""
-        self.executed = max(self.executed, steps)
-
     @property
     def early(self) -> bool:
-        """Whether it was begun and left before its end, and nobody said so."""
+        """True if it was begun and left before its end, and nobody said that it would be."""
         return 0 < self.executed < self.planned and not self.meant and self.process == os.getpid()
 
 
 _runs: dict[tuple[str, int], Progress] = {}
-
-
-def progress_of(mechanism_hash: str, noise_seed: int, planned: int) -> Progress:
-    """That of a run, which is the same run when it goes on from a checkpoint."""
-    return _runs.setdefault((mechanism_hash, noise_seed), Progress(planned))
 
 
 class Boundary:
@@ -61,26 +52,25 @@ class Boundary:
 
     def __init__(self, mechanism: MatrixMechanism, noise: NoiseStream, *, first: bool) -> None:
         self._mechanism, self._noise, self._first = mechanism, noise, first
-        self.rng = remember_globals()
-        self.progress = self._find()
+        self.restart()
 
-    def left(self) -> None:
-        """A step begins."""
+    def begin_step(self) -> None:
+        """Remember the generators: a step begins."""
         self.rng = remember_globals()
 
     def passed(self, steps_executed: int) -> None:
-        """A step was completed; so many have been."""
+        """Count the steps that have been completed."""
         if self._first:
-            self.progress.reached(steps_executed)
+            self.progress.executed = max(self.progress.executed, steps_executed)
 
     def restart(self) -> None:
-        """A checkpoint was loaded, with its generators, and noise that may have another seed."""
-        self.rng = remember_globals()
-        self.progress = self._find()
+        """Begin, or go on from a checkpoint, with its generators and noise of maybe another seed.
 
-    def _find(self) -> Progress:
-        seed = self._noise.normals.seed
-        return progress_of(self._mechanism.hash, seed, self._mechanism.steps)
+        A run that goes on from a checkpoint is the same run.
+        """
+        self.begin_step()
+        key = (self._mechanism.hash, self._noise.normals.seed)
+        self.progress = _runs.setdefault(key, Progress(self._mechanism.steps))
 
 
 def forget() -> None:

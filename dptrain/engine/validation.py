@@ -33,12 +33,7 @@ NOT_BY_OPACUS: dict[type[nn.Module], str] = {
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse modules whose per-example gradients do not exist.
-
-    Raises:
-        TypeError: if it is not a module.
-        ValueError: with the layer's name and the remedy.
-    """
+    """Refuse modules whose per-example gradients do not exist."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
@@ -72,11 +67,7 @@ def check_module(module: nn.Module) -> None:
 
 
 def _check_scripted(module: nn.Module) -> None:
-    """Refuse to train what runs apart from Python.
-
-    Raises:
-        ValueError: with the layer's name and the remedy.
-    """
+    """Refuse to train what runs apart from Python."""
     for name, layer in module.named_modules():
         if isinstance(layer, torch.jit.ScriptModule) and any(
             p.requires_grad for p in layer.parameters()
@@ -91,11 +82,7 @@ def _check_scripted(module: nn.Module) -> None:
 
 
 def check_mode(module: nn.Module, mode: str) -> None:
-    """Refuse modules whose per-example gradients the mode cannot compute.
-
-    Raises:
-        ValueError: naming the remedy.
-    """
+    """Refuse modules whose per-example gradients the mode cannot compute."""
     if uncompiled(module) is not module and mode != "bookkeeping":
         raise ValueError(
             f"module is compiled, and Gradients(mode={mode!r}) needs eager mode: pass the module "
@@ -175,12 +162,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-    """Refuse an optimiser that does not train exactly the module's trainable parameters.
-
-    Raises:
-        TypeError: if it is not a torch optimiser.
-        ValueError: naming the parameters that are on one side only.
-    """
+    """Refuse an optimiser that does not train exactly the module's trainable parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{checks.named('optimizer', optimizer)} must be a torch.optim.Optimizer")
     if isinstance(optimizer, DPOptimizer):
@@ -222,9 +204,6 @@ def check_scheduled(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     Args:
         scheduler: a learning-rate scheduler.
         optimizer: that of the run, as it is or wrapped.
-
-    Raises:
-        ValueError: if it belongs to another optimizer.
     """
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
     own = {id(group) for group in optimizer.param_groups}  # which joined optimizers share
@@ -244,9 +223,6 @@ def check_public(module: nn.Module, public: Sequence[str]) -> None:
     Args:
         module: the user's.
         public: patterns of names, see ``Gradients``.
-
-    Raises:
-        ValueError: naming the parameters.
     """
     parameters = {name for name, _ in uncompiled(module).named_parameters()}
     if wrong := sorted(parameters & set(public)):

@@ -104,7 +104,7 @@ def wired(
     def taken(batch: MicroBatch, data: Any) -> None:
         watch.begin(last=batch.step == mechanism.steps - 1)
         if batch.part == 0:
-            boundary.left()
+            boundary.begin_step()
         if attached.owners is not None:
             collated = loader.collate_fn is default_collate
             attached.owners.begin(batch, data, collated=collated)

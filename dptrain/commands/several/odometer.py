@@ -205,11 +205,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def _check_fits_in(ledger: BudgetLedger, run: KnownRun, *, overlapping: bool) -> None:
-    """Refuse a release that the ledger's statement cannot be about.
-
-    Raises:
-        ValueError: saying why.
-    """
+    """Refuse a release that the ledger's statement cannot be about."""
     budget = ledger.budget
     if budget.unit is not None and budget.unit != run.unit.kind:
         raise ValueError(

@@ -247,9 +247,6 @@ def check_same(
         overlapping: the user says that data sets of different sizes share units.
         disjoint: the user says that they share none.
         apart: what to do where they share none.
-
-    Raises:
-        ValueError: naming the runs and what to do.
     """
     first = runs[0]
     for each in runs[1:]:

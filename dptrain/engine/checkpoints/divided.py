@@ -87,9 +87,6 @@ def check_not_in_dcp() -> None:
 
     The files would be open to others. And a state is only read into what is there already, in an
     optimizer that has not stepped: into nothing.
-
-    Raises:
-        RuntimeError: with the remedy.
     """
     frame = sys._getframe()
     while frame.f_back is not None:

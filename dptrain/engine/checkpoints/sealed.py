@@ -161,11 +161,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def check_format(state: Mapping[str, Any], known: int) -> None:
-    """Refuse a state of another layout than the one that is known.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse a state of another layout than the one that is known."""
     found = state.get("format")
     if found != known:
         remedy = (
@@ -178,21 +174,13 @@ def check_format(state: Mapping[str, Any], known: int) -> None:
 
 
 def check_fields(state: Mapping[str, Any]) -> None:
-    """Refuse what is no state of a private run.
-
-    Raises:
-        ValueError: naming what is missing.
-    """
+    """Refuse what is no state of a private run."""
     if missing := sorted(FIELDS - set(state)):
         raise ValueError(f"the checkpoint lacks {missing}; it is no state of a private run")
 
 
 def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse a state that was written under other options, but for those that may differ.
-
-    Raises:
-        ValueError: naming those that differ, with both values.
-    """
+    """Refuse a state that was written under other options, but for those that may differ."""
     then, now = dict(_leaves(saved)), dict(_leaves(settings))
     names = [
         name
@@ -218,11 +206,7 @@ def _leaves(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check_guarantee(guarantee: Guarantee, mechanism: MatrixMechanism) -> None:
-    """Refuse a saved guarantee that is about something else than this run.
-
-    Raises:
-        ValueError: naming the fields that differ.
-    """
+    """Refuse a saved guarantee that is about something else than this run."""
     about = {
         "mechanism_hash": mechanism.hash,
         "noise_multiplier": mechanism.noise_multiplier,

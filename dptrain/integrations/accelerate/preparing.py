@@ -67,11 +67,7 @@ def _for_the_owner(save_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(accelerator: Any, private: PrivateTraining) -> None:
-    """Refuse settings that would change the steps.
-
-    Raises:
-        ValueError: naming the setting and the remedy.
-    """
+    """Refuse settings that would change the steps."""
     parts = accelerator.gradient_accumulation_steps
     if parts != 1:
         raise ValueError(

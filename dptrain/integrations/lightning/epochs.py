@@ -91,11 +91,7 @@ def fit_plan(
 
 
 def _refuse(steps: int, plan: str, epoch: int, max_epochs: int, max_steps: int) -> None:
-    """Say which limit of the trainer's disagrees with the plan.
-
-    Raises:
-        ValueError: always.
-    """
+    """Say which limit of the trainer's disagrees with the plan."""
     by_epochs = math.inf if max_epochs == -1 else epoch * max_epochs
     if max_steps != -1 and max_steps <= by_epochs:
         name, runs = f"Trainer(max_steps={max_steps})", float(max_steps)

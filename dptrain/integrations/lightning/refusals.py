@@ -36,12 +36,7 @@ _CALLBACKS: dict[str, str] = {
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse arguments of the trainer that would make another fit than the planned one.
-
-    Raises:
-        TypeError: if it is not the ``Trainer`` of the package ``lightning``.
-        ValueError: naming the argument, its value and the remedy.
-    """
+    """Refuse arguments of the trainer that would make another fit than the planned one."""
     _check_package(trainer)
     if trainer.fast_dev_run:
         _refuse(
@@ -139,11 +134,7 @@ def _refuse(argument: str, value: object, why: str) -> None:
 
 
 def check_lightning_module(module: pl.LightningModule) -> None:
-    """Refuse hooks of the module's that would do nothing, or take the loop's place.
-
-    Raises:
-        ValueError: naming the hook and the remedy.
-    """
+    """Refuse hooks of the module's that would do nothing, or take the loop's place."""
     name = type(module).__name__
     if is_overridden("configure_gradient_clipping", module):
         raise ValueError(
@@ -192,9 +183,6 @@ def check_whole_steps(trainer: pl.Trainer, parts: int) -> None:
     Args:
         trainer: about to train.
         parts: batches of a logical step.
-
-    Raises:
-        ValueError: naming the setting and the remedy.
     """
     saving = [c for c in trainer.checkpoint_callbacks if isinstance(c, callbacks.ModelCheckpoint)]
     for callback in saving:
@@ -220,9 +208,6 @@ def check_monitors(trainer: pl.Trainer) -> None:
 
     Which metrics these are is known when they have been logged: in ``training_step``, or in another
     hook of the training loop.
-
-    Raises:
-        ValueError: naming the callback or scheduler, and the metric.
     """
     metrics = [entry.meta for entry in trainer.fit_loop.epoch_loop._results.values()]
     logged = {
@@ -259,9 +244,6 @@ def check_evaluation(loaders: Any, training: TrainingRows, *, public: bool) -> N
         loaders: the trainer's, one or several in lists or by name; ``None`` without validation.
         training: the examples.
         public: whether the user says that the data are other people's.
-
-    Raises:
-        ValueError: with the remedy.
     """
     for loader in tree_leaves(loaders):
         data = getattr(loader, "dataset", loader)

@@ -104,7 +104,7 @@ class PrivacyArguments:
             raise ValueError(
                 f"{owner}: delta= is missing: a number below 1/N for N examples, often 1/(2N)"
             )
-        limited: dict[str, dict[str, float]] = {
+        limited: dict[str, dict[str, Any]] = {
             "epsilon": {"above": 0},
             "delta": {"above": 0, "below": 1},
             "noise_multiplier": {"minimum": 0},

@@ -64,9 +64,6 @@ def plan_of(
         batch_size: expected examples (users, with ``PerUser``) of a step over all processes.
         epochs: ``num_train_epochs``; not used where ``max_steps`` is positive.
         max_steps: likewise.
-
-    Raises:
-        ValueError: naming the argument, the value and the remedy.
     """
     strategy = privacy.strategy
     if not isinstance(strategy, Strategy):

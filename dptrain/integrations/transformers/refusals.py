@@ -98,11 +98,7 @@ _ARGUMENTS = (
 
 
 def check_arguments(args: Any) -> None:
-    """Refuse training arguments that would break the guarantee, or mean nothing here.
-
-    Raises:
-        ValueError: naming the argument, its value, the reason and the remedy.
-    """
+    """Refuse training arguments that would break the guarantee, or mean nothing here."""
     for name, wrong, why, remedy in _ARGUMENTS:
         value = getattr(args, name, None)
         if name == "loss_type" and not hasattr(args, "packing"):
@@ -119,11 +115,7 @@ def check_arguments(args: Any) -> None:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse training data that no scheme can draw from.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse training data that no scheme can draw from."""
     if dataset is None:
         raise ValueError("train_dataset= is missing: a private run has to know its examples")
     if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
@@ -138,11 +130,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def check_padding(trainer: Any) -> None:
-    """Refuse padding on the left to the longest row, which moves the positions of all others.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse padding on the left to the longest row, which moves the positions of all others."""
     collator = trainer.data_collator
     for name in ("tokenizer", "processing_class"):
         side = getattr(getattr(collator, name, None), "padding_side", "right")
@@ -156,11 +144,7 @@ def check_padding(trainer: Any) -> None:
 
 
 def check_same_rows(prepared: Any, given: Any, column: str) -> None:
-    """Refuse data whose users can no longer be told, as the trainer made other rows of them.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse data whose users can no longer be told, as the trainer made other rows of them."""
     names = getattr(prepared, "column_names", None)
     if prepared is not given and not (isinstance(names, list) and column in names):
         raise ValueError(
@@ -175,9 +159,6 @@ def check_class(kind: type, mixin: type) -> None:
     Args:
         kind: of the trainer.
         mixin: what makes it private.
-
-    Raises:
-        TypeError: naming the class, the method and the remedy.
     """
     order = kind.__mro__
     for name in ("get_train_dataloader", "training_step", "_prepare_for_training"):
@@ -214,9 +195,6 @@ def check_trainer(trainer: Any) -> None:
 
     Args:
         trainer: that was made.
-
-    Raises:
-        ValueError: with the remedy.
     """
     if trainer.args.n_gpu > 1:
         raise ValueError(
@@ -246,9 +224,6 @@ def check_evaluation(data: Any, training: TrainingRows, *, public: bool) -> None
         data: ``eval_dataset``.
         training: the examples.
         public: whether the user says that the data are other people's.
-
-    Raises:
-        ValueError: with the remedy.
     """
     if is_same(data, training.dataset):
         raise ValueError(

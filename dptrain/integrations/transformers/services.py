@@ -49,11 +49,7 @@ def reports(callback: Any) -> bool:
 
 
 def check_service(callback: Any) -> None:
-    """Refuse what a service is told to upload beside figures that may be released.
-
-    Raises:
-        ValueError: naming the setting, its value, the reason and the remedy.
-    """
+    """Refuse what a service is told to upload beside figures that may be released."""
     for name, variable, unset, harmless in _UPLOADS:
         value = os.environ.get(variable, unset)
         if _is(callback, name) and value.lower() not in harmless:
