@@ -17,15 +17,15 @@ from dptrain.accounting import (
 from dptrain.commands.arguments import (
     add_adjacency,
     add_mechanism_arguments,
-    number,
     read_mechanism,
     read_privacy,
     stated_delta,
 )
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.outputs import check_outputs, draw, write_json
+from dptrain.commands.parser import declare
 from dptrain.core import Adjacency, aligned
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import as_markdown, as_shown, rows_of
+from dptrain.reporting import as_markdown, as_shown, plot_attacks, plot_privacy, rows_of
 
 _EXAMPLE = r"""
 dptrain account --scheme Poisson batch_size=500 --strategy Identity --dataset-size 50000 \
@@ -35,9 +35,7 @@ dptrain account --support"""
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "account", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "account", run, example=_EXAMPLE)
     add_mechanism_arguments(parser)
     parser.add_argument("--noise-multiplier", "--sigma", type=float, help="σ, if no file says it")
     parser.add_argument("--delta", type=float, help="δ: find the least ε")
@@ -56,7 +54,6 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--json", type=pathlib.Path, help="write guarantee, profile and attacks to a file"
     )
-    parser.set_defaults(run=run)
 
 
 def add_accountant_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,10 +91,7 @@ def run(options: argparse.Namespace) -> None:
     check_outputs(options.json, plot=options.plot)
     check_outputs(None, plot=options.attacks_plot)
     privacy = read_privacy(options)
-    sigma = options.noise_multiplier
-    if sigma is None and privacy.get("noise_multiplier") is not None:
-        sigma = number("privacy.noise_multiplier", privacy["noise_multiplier"])
-    mechanism = read_mechanism(options, sigma)
+    mechanism = read_mechanism(options, options.noise_multiplier)
     delta = stated_delta(options, mechanism.scheme) if from_file else options.delta
     name = options.accountant or privacy.get("accountant")
     who: dict[str, Any] = {"accountant": name, "adjacency": adjacency}
@@ -118,20 +112,12 @@ def run(options: argparse.Namespace) -> None:
         lines = ["| ε | remove | add |", "|---|---|---|"]
         lines += [f"| {' | '.join(row)} |" for row in rows_of(curve, 11)]
         print(aligned("\n".join(lines), left=0))
-        if options.plot is not None:
-            from dptrain.reporting import plot_privacy
-
-            plot_privacy(curve, shown, options.plot)
-            print(f"plot: {options.plot}")
+        draw(options.plot, plot_privacy, curve, shown)
     if options.attacks:
         limits = trade_off(mechanism, shown, accountant=name)
         value["attacks"] = {**limits.summary(), "trade_off": json.loads(limits.to_json())}
         print(f"\n{limits}")
-        if options.attacks_plot is not None:
-            from dptrain.reporting import plot_attacks
-
-            plot_attacks(limits, options.attacks_plot)
-            print(f"plot: {options.attacks_plot}")
+        draw(options.attacks_plot, plot_attacks, limits)
     write_json(options.json, value)
 
 

@@ -60,13 +60,16 @@ def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) -> MatrixMechanism:
-    """The mechanism; ``noise_multiplier`` (if given) replaces the file's σ.
+    """The mechanism; ``noise_multiplier`` (if given) replaces the file's σ, or a configuration's.
 
     Raises:
         ValueError: if it is described by nothing, by two things, or wrongly.
         OSError: if the file cannot be read.
     """
     if options.mechanism is None:
+        stated = read_privacy(options).get("noise_multiplier")
+        if noise_multiplier is None and stated is not None:
+            noise_multiplier = number("privacy.noise_multiplier", stated)
         if noise_multiplier is None:
             raise ValueError("--noise-multiplier is missing: state σ, or give a JSON file")
         scheme, strategy = read_pair(options)

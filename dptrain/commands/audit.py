@@ -24,15 +24,16 @@ from dptrain.auditing import (
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.arguments import (
     add_mechanism_arguments,
-    number,
     read_mechanism,
     read_privacy,
     stated_delta,
 )
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.outputs import check_outputs, draw, read_graph, write_json
+from dptrain.commands.parser import declare
 from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import AttributionGraph, UserScheme
+from dptrain.reporting import plot_audit, plot_canaries
+from dptrain.sampling import UserScheme
 
 REFUTED = 1
 _MOST_CANARIES = 5000  # each has a coordinate of the model and a row of so many numbers
@@ -45,10 +46,10 @@ dptrain audit --scheme Poisson batch_size=20 --strategy Identity --dataset-size 
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = declare(
+        commands,
         "audit",
-        help=run.__doc__,
-        description=run.__doc__,
+        run,
         example=_EXAMPLE,
         epilog="exit status: 0 if nothing contradicts the statement, 1 if something does, 2 for a "
         "mistake in the arguments",
@@ -95,17 +96,13 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--plot", type=pathlib.Path, help="draw what is stated and what was found")
     parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Try to refute the guarantee of a mechanism by its own samplers and noise, or by canaries."""
     check_outputs(options.json, plot=options.plot)
     privacy = read_privacy(options)
-    sigma = options.noise_multiplier
-    if sigma is None and privacy.get("noise_multiplier") is not None:
-        sigma = number("privacy.noise_multiplier", privacy["noise_multiplier"])
-    mechanism = _attached(options, read_mechanism(options, sigma))
+    mechanism = _attached(options, read_mechanism(options, options.noise_multiplier))
     delta = stated_delta(options, mechanism.scheme)
     adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
     if options.canaries:
@@ -143,11 +140,7 @@ def run(options: argparse.Namespace) -> int:
         )
     print(found)
     write_json(options.json, json.loads(found.to_json()))
-    if options.plot is not None:
-        from dptrain.reporting import plot_audit
-
-        plot_audit(found, options.plot, stated=curve)
-        print(f"plot: {options.plot}")
+    draw(options.plot, plot_audit, found, stated=curve)
     return 0 if found.passed else REFUTED
 
 
@@ -178,9 +171,8 @@ def _attached(options: argparse.Namespace, mechanism: MatrixMechanism) -> Matrix
             f"--adjacency {options.adjacency} with --users: the game is about 'zero_out'; drop it"
         )
     assert isinstance(scheme, UserScheme)
+    graph = read_graph(options.users)
     try:
-        with options.users.open(encoding="utf-8") as lines:
-            graph = AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
         return dataclasses.replace(mechanism, scheme=scheme.attach(graph))
     except ValueError as error:
         raise ValueError(f"--users {options.users}: {error}") from error
@@ -197,11 +189,7 @@ def _by_canaries(
     found = audit_canaries(mechanism, released, confidence=options.confidence, **stated)
     print(found)
     write_json(options.json, {"seed": seed, **json.loads(found.to_json())})
-    if options.plot is not None:
-        from dptrain.reporting import plot_canaries
-
-        plot_canaries(found, released, mechanism, options.plot, stated=stated["curve"])
-        print(f"plot: {options.plot}")
+    draw(options.plot, plot_canaries, found, released, mechanism, stated=stated["curve"])
     return 0 if found.passed else REFUTED
 
 

@@ -20,6 +20,7 @@ from dptrain.commands.arguments import (
     stated_delta,
 )
 from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.parser import declare
 from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
 
@@ -30,9 +31,7 @@ dptrain calibrate --scheme CyclicPoisson batch_size=500 cycle=4 --strategy BSR b
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "calibrate", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "calibrate", run, example=_EXAMPLE)
     add_mechanism_arguments(parser)
     parser.add_argument("--epsilon", type=float, help="target ε, if no configuration says it")
     parser.add_argument("--delta", type=float, help="target δ, if no configuration says it")
@@ -45,7 +44,6 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--out", type=pathlib.Path, help="write the mechanism to this JSON file")
     parser.add_argument("--json", type=pathlib.Path, help="write the guarantee to this file")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
+
+from dptrain.sampling import AttributionGraph
 
 _IMAGES = (".png", ".pdf", ".svg")
 
@@ -68,6 +71,31 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def plain_epsilon(epsilon: float) -> float | str:
     """An ε for JSON, which has no ∞."""
     return epsilon if math.isfinite(epsilon) else "inf"
+
+
+def draw(
+    path: pathlib.Path | None, plot: Callable[..., Any], *what: Any, lead: str = "", **options: Any
+) -> None:
+    """Draw a plot to a file and say so; nothing for ``None``."""
+    if path is not None:
+        plot(*what, path, **options)
+        print(f"{lead}plot: {path}")
+
+
+def read_graph(path: pathlib.Path) -> AttributionGraph:
+    """The users of examples in the file of ``--users``, a line for each example.
+
+    Raises:
+        ValueError: if it is no such graph.
+        OSError: if it cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--users {path}: it is no UTF-8 text: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"--users {path}: {error}") from error
 
 
 def write_json(path: pathlib.Path | None, value: Any) -> None:

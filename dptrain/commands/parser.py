@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from dptrain.core import did_you_mean
@@ -105,6 +105,16 @@ class CommandParser(argparse.ArgumentParser):
             known = [str(each) for each in action.choices]
             hint = did_you_mean(str(value), known)
             raise argparse.ArgumentError(action, f"{value!r}: {hint}choose one of {_listed(known)}")
+
+
+def declare(
+    commands: Any, name: str, run: Callable[..., Any], *, example: str, **options: Any
+) -> CommandParser:
+    """Declare a command that a function runs, whose docstring is its help."""
+    told = {"help": run.__doc__, "description": run.__doc__}
+    parser: CommandParser = commands.add_parser(name, **told, example=example, **options)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def _listed(names: Iterable[str]) -> str:

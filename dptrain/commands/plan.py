@@ -11,7 +11,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.outputs import check_outputs, draw, read_graph, write_json
+from dptrain.commands.parser import declare
 from dptrain.planning import (
     BOUNDS,
     DEFAULT_BANDS,
@@ -21,11 +22,10 @@ from dptrain.planning import (
     plan_users,
     training_yaml,
 )
-from dptrain.sampling import AttributionGraph
+from dptrain.reporting import plot_plan, plot_user_plan
 from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
 
 _EXAMPLE = r"""
 dptrain plan --epsilon 8 --dataset-size 1500 --batch-size 150 --epochs 10 --max-bands 4 \
@@ -34,11 +34,8 @@ dptrain plan --epsilon 8 --dataset-size 1500 --batch-size 150 --epochs 10 --max-
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "plan", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "plan", run, example=_EXAMPLE)
     add_plan_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,11 +150,7 @@ def run(
         raise
     print(plan)
     write_json(options.json, plan.to_dict())
-    if options.plot is not None:
-        from dptrain.reporting import plot_plan
-
-        plot_plan(plan, options.plot)
-        print(f"plot: {options.plot}")
+    draw(options.plot, plot_plan, plan)
     if options.out is None:
         return
     if plan.best is None:
@@ -213,13 +206,7 @@ def _plan_users(options: argparse.Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag} with --users: users are compared without it; leave it out")
     check_outputs(options.json, plot=options.plot)
-    try:
-        with options.users.open(encoding="utf-8") as lines:
-            graph = AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--users {options.users}: it is no UTF-8 text: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"--users {options.users}: {error}") from error
+    graph = read_graph(options.users)
     if (options.epochs is None) == (options.steps is None):
         raise ValueError("give exactly one of --epochs and --steps")
     if not options.batch_size.is_integer():
@@ -239,11 +226,7 @@ def _plan_users(options: argparse.Namespace) -> None:
     )
     print(plan)
     write_json(options.json, plan.to_dict())
-    if options.plot is not None:
-        from dptrain.reporting import plot_user_plan
-
-        plot_user_plan(plan, options.plot)
-        print(f"plot: {options.plot}")
+    draw(options.plot, plot_user_plan, plan)
 
 
 def _command(program: str, options: argparse.Namespace) -> str:

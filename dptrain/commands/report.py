@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dptrain.commands.outputs import check_outputs, read_json, write_json
+from dptrain.commands.parser import declare
 from dptrain.core import Guarantee, aligned
 from dptrain.engine import check_seal
 from dptrain.mechanism import MatrixMechanism
@@ -39,9 +40,7 @@ _EXAMPLE = "dptrain report runs/vision"
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "report", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "report", run, example=_EXAMPLE)
     parser.add_argument(
         "path",
         type=pathlib.Path,
@@ -63,7 +62,6 @@ def add(commands: Any) -> None:
         type=pathlib.Path,
         help="write a draft for the public registry of DP deployments (YAML)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:

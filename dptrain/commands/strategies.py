@@ -6,8 +6,10 @@ import argparse
 import pathlib
 from typing import Any
 
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.outputs import check_outputs, draw, write_json
+from dptrain.commands.parser import declare
 from dptrain.planning import compare_strategies
+from dptrain.reporting import plot_strategies
 from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 
 _EXAMPLE = "dptrain strategies --steps 200 --epochs 4 --bands 1 4 16 --parameters 100000"
@@ -15,9 +17,7 @@ _EXAMPLE = "dptrain strategies --steps 200 --epochs 4 --bands 1 4 16 --parameter
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "strategies", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "strategies", run, example=_EXAMPLE)
     parser.add_argument("--steps", type=int, required=True, help="n, optimiser steps of the run")
     parser.add_argument("--epochs", type=int, help="times that an example takes part (default 1)")
     parser.add_argument("--max-participations", type=int, help="instead of --epochs")
@@ -33,7 +33,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw errors and correlations to a PNG")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -54,8 +53,4 @@ def run(options: argparse.Namespace) -> None:
     )
     print(found)
     write_json(options.json, found.to_dict())
-    if options.plot is not None:
-        from dptrain.reporting import plot_strategies
-
-        plot_strategies(found, options.plot)
-        print(f"plot: {options.plot}")
+    draw(options.plot, plot_strategies, found)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain.commands.parser import CommandParser
+from dptrain.commands.parser import CommandParser, declare
 from dptrain.configuration import read_yaml
 from dptrain.core import did_you_mean
 
@@ -23,11 +23,8 @@ dptrain train --config configs/digits_vgg_minsep.yaml privacy.epsilon=2 --output
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "train", help=run.__doc__, description=run.__doc__, example=_EXAMPLE, verbatim=True
-    )
+    parser = declare(commands, "train", run, example=_EXAMPLE, verbatim=True)
     add_train_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:

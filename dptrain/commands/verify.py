@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, read_json, write_json
+from dptrain.commands.parser import declare
 from dptrain.reporting import STATEMENT, Verification, read_statement, verify_statement
 
 _EXAMPLE = r"""
@@ -17,9 +18,7 @@ dptrain verify stated.json"""
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "verify", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "verify", run, example=_EXAMPLE)
     parser.add_argument(
         "path",
         type=pathlib.Path,
@@ -28,7 +27,6 @@ def add(commands: Any) -> None:
         "of the same name is read too and has to say the same",
     )
     parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,10 +13,12 @@ import numpy as np
 from dptrain.accounting import ComposedRuns
 from dptrain.accounting.base import SMALLEST_DELTA
 from dptrain.commands.arguments import add_adjacency
-from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
+from dptrain.commands.outputs import check_outputs, draw, plain_epsilon, write_json
+from dptrain.commands.parser import declare
 from dptrain.commands.several.run_files import KnownRun, check_same, how_shown, read_runs
 from dptrain.contrib.selection import PLANNED, epsilon_at, weakest_kind
 from dptrain.core import Adjacency, Kind, aligned, checks
+from dptrain.reporting import plot_composed
 
 _EXAMPLE = r"""
 dptrain calibrate --scheme Poisson batch_size=500 --strategy Identity --dataset-size 50000 \
@@ -47,9 +49,7 @@ _OVERLAPPING = (
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "compose", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
-    )
+    parser = declare(commands, "compose", run, example=_EXAMPLE)
     parser.add_argument(
         "runs",
         nargs="+",
@@ -88,7 +88,6 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--plot", type=pathlib.Path, help="draw the curves to a PNG")
     parser.add_argument("--json", type=pathlib.Path, help="write figures and curves to this file")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -128,18 +127,16 @@ def run(options: argparse.Namespace) -> None:
         print(f"\n{title}")
         print("\n".join(f"- {line}" for line in lines))
     curve = _curve(together, runs, epsilon)
-    if options.plot is not None:
-        from dptrain.reporting import plot_composed
-
-        plot_composed(
-            together,
-            [each.name for each in runs],
-            curve,
-            options.plot,
-            epsilon=epsilon,
-            delta=delta,
-        )
-        print(f"\nplot: {options.plot}")
+    draw(
+        options.plot,
+        plot_composed,
+        together,
+        [each.name for each in runs],
+        curve,
+        epsilon=epsilon,
+        delta=delta,
+        lead="\n",
+    )
     write_json(
         options.json,
         {

@@ -6,12 +6,13 @@ import argparse
 import math
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain.accounting import BudgetFilter, Charge, ComposedRuns
 from dptrain.commands.arguments import add_adjacency
 from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
+from dptrain.commands.parser import CommandParser, declare
 from dptrain.commands.several.ledger import (
     BudgetLedger,
     LedgerBudget,
@@ -63,14 +64,15 @@ _LIMITS = (
 )
 
 
-def _ledger(parser: argparse.ArgumentParser) -> None:
+def _declare(actions: Any, name: str, run: Callable[..., Any], example: str = "") -> CommandParser:
+    """Declare an action on a ledger."""
+    parser = declare(actions, name, run, example=example or _EXAMPLE)
     parser.add_argument("ledger", type=pathlib.Path, metavar="LEDGER", help="the ledger's file")
+    return parser
 
 
 def _add_open(actions: Any) -> None:
-    text = "Begin a ledger with a total (ε, δ)."
-    parser = actions.add_parser("open", help=text, description=text, example=_CALIBRATE)
-    _ledger(parser)
+    parser = _declare(actions, "open", run_open, _CALIBRATE)
     parser.add_argument("--epsilon", type=float, required=True, help="ε of all releases together")
     parser.add_argument("--delta", type=float, required=True, help="δ of all releases together")
     parser.add_argument(
@@ -86,13 +88,10 @@ def _add_open(actions: Any) -> None:
         help="take releases that protect this only (default: as the first does)",
     )
     add_adjacency(parser, "the neighbouring relation of all releases (default: as the first has)")
-    parser.set_defaults(run=run_open)
 
 
 def _add_add(actions: Any) -> None:
-    text = "Charge a release before it begins; exit status 1 if it does not fit."
-    parser = actions.add_parser("add", help=text, description=text, example=_EXAMPLE)
-    _ledger(parser)
+    parser = _declare(actions, "add", run_add)
     parser.add_argument(
         "release",
         type=pathlib.Path,
@@ -110,31 +109,25 @@ def _add_add(actions: Any) -> None:
         action="store_true",
         help="its data set has another size but may share people, each at most one unit of it",
     )
-    parser.set_defaults(run=run_add)
 
 
 def _add_show(actions: Any) -> None:
-    text = "Show what was charged and what is left."
-    parser = actions.add_parser("show", help=text, description=text, example=_EXAMPLE)
-    _ledger(parser)
+    parser = _declare(actions, "show", run_show)
     parser.add_argument("--delta", type=float, help="δ of the figures (default: the ledger's)")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
-    parser.set_defaults(run=run_show)
 
 
 def _add_check(actions: Any) -> None:
-    text = "Check every line of a ledger and the hashes that join them."
-    example = f"{_CALIBRATE}\ndptrain odometer check budget.jsonl"
-    parser = actions.add_parser("check", help=text, description=text, example=example)
-    _ledger(parser)
+    parser = _declare(
+        actions, "check", run_check, f"{_CALIBRATE}\ndptrain odometer check budget.jsonl"
+    )
     parser.add_argument(
         "--last", metavar="HASH", help="a last hash that was noted down: its line has to be there"
     )
-    parser.set_defaults(run=run_check)
 
 
 def run_open(options: argparse.Namespace) -> None:
-    """Begin a ledger."""
+    """Begin a ledger with a total (ε, δ)."""
     found = BudgetFilter.of(epsilon=options.epsilon, delta=options.delta, share=options.share)
     ledger = open_ledger(
         options.ledger,
@@ -156,7 +149,7 @@ def run_open(options: argparse.Namespace) -> None:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Charge a release, or refuse it."""
+    """Charge a release before it begins; exit status 1 if it does not fit."""
     ledger = read_ledger(options.ledger)
     if options.slack is not None:
         checks.number("--slack", options.slack, above=0, below=1)
@@ -250,7 +243,7 @@ def _last(ledger: BudgetLedger) -> str:
 
 
 def run_show(options: argparse.Namespace) -> None:
-    """Show a ledger."""
+    """Show what was charged and what is left."""
     check_outputs(options.json)
     ledger = read_ledger(options.ledger)
     budget, entries = ledger.budget, ledger.entries
@@ -349,7 +342,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def run_check(options: argparse.Namespace) -> None:
-    """Check a ledger."""
+    """Check every line of a ledger and the hashes that join them."""
     ledger = read_ledger(options.ledger)
     count = len(ledger.entries)
     if options.last is not None and options.last not in ledger.hashes:

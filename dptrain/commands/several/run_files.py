@@ -7,13 +7,14 @@ import json
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
 from dptrain.accounting import Profile, TradeOff, account, trade_off
 from dptrain.accounting.base import told_once
 from dptrain.commands.outputs import read_json
+from dptrain.commands.several.ledger import LedgerEntry
 from dptrain.core import Adjacency, Guarantee, Kind, Unit, digest
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import STATEMENT, read_profile
@@ -214,31 +215,15 @@ def _mechanism(guarantee: Guarantee) -> MatrixMechanism | None:
     return found if found.hash == guarantee.mechanism_hash else None
 
 
-class Described(Protocol):
-    """What runs have to agree on."""
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-
-    @property
-    def unit(self) -> Unit:
-        """Who is protected."""
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """What may differ."""
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What is said of the data set."""
-
-
 _APART = "if nobody is in two of them, --disjoint"
 
 
 def check_same(
-    runs: Sequence[Described], *, overlapping: bool, disjoint: bool, apart: str = _APART
+    runs: Sequence[KnownRun | LedgerEntry],
+    *,
+    overlapping: bool,
+    disjoint: bool,
+    apart: str = _APART,
 ) -> None:
     """Refuse runs of which no one statement can be made.
 
