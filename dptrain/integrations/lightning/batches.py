@@ -34,11 +34,11 @@ class CountedBatches:
     # Lightning takes a loader with these two for one that goes on in the middle of an epoch, as
     # this one does: its position is a part of the private state.
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position is in the private run's state."""
+        """Return nothing: the position is in the private run's state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is to be done, likewise."""
+        """Do nothing, likewise."""
 
 
 class BatchSource:
@@ -51,16 +51,10 @@ class BatchSource:
 
     def __init__(self, own: Any, batches: Callable[[], CountedBatches]) -> None:
         self.own, self._batches = own, batches
-        self.instance, self.name = own.instance, own.name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
 
     def dataloader(self) -> CountedBatches:
         """The private batches."""
         return self._batches()
-
-    def is_defined(self) -> bool:
-        """Whether the user gave any data."""
-        return bool(self.own.is_defined())
-
-    def is_module(self) -> bool:
-        """Whether it is a module whose hook gives them."""
-        return bool(self.own.is_module())

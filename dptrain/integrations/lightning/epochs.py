@@ -19,12 +19,10 @@ class FitPlan:
 
     Attributes:
         scheme: how batches are drawn, ``None`` where a mechanism says so.
-        steps: logical steps of the whole fit.
         loading: with the logical steps of an epoch.
     """
 
     scheme: Scheme | None
-    steps: int
     loading: Loading
 
     @property
@@ -87,7 +85,7 @@ def fit_plan(
     by_steps = math.inf if max_steps == -1 else max_steps
     if min(by_epochs, by_steps) != steps:
         _refuse(steps, plan, epoch, max_epochs, max_steps)
-    return FitPlan(scheme, steps, dataclasses.replace(loading, steps_per_epoch=epoch))
+    return FitPlan(scheme, dataclasses.replace(loading, steps_per_epoch=epoch))
 
 
 def _refuse(steps: int, plan: str, epoch: int, max_epochs: int, max_steps: int) -> None:

@@ -35,58 +35,41 @@ _CALLBACKS: dict[str, str] = {
 }
 
 
+# Arguments of the trainer, the values that a fit may have, and why it may not have others.
+_NOT = (None, False, 0, 0.0)
+_ARGUMENTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("fast_dev_run", _NOT, "it ends before the plan; try the loop without PrivateCallback"),
+    ("accumulate_grad_batches", (1,),
+     "the scheme says how large a batch is; leave it out, make the scheme with the whole batch "
+     "size, and set loading=Loading(microbatches={}) to have every batch in parts"),
+    ("gradient_clip_val", _NOT,
+     "it would clip the batch's gradient, which is replaced by the release; leave it out, "
+     "PrivateCallback(max_grad_norm=...) clips every example's"),
+    ("overfit_batches", _NOT, "it trains on the same batches again; leave it out"),
+    ("limit_train_batches", (1.0,),
+     "an epoch would end before its planned steps; leave it out, and set "
+     "loading=Loading(steps_per_epoch=...) for shorter epochs"),
+    ("reload_dataloaders_every_n_epochs", _NOT,
+     "a private fit has one data set from beginning to end; leave it out"),
+    ("precision", _PRECISIONS,
+     f"a private fit is tested with {' and '.join(map(repr, _PRECISIONS))} only; use one of these"),
+)  # fmt: skip
+
+
 def check_trainer(trainer: Any) -> None:
     """Refuse arguments of the trainer that would make another fit than the planned one."""
-    _check_package(trainer)
-    if trainer.fast_dev_run:
-        _refuse(
-            "fast_dev_run",
-            trainer.fast_dev_run,
-            "it ends before the plan; try the loop without PrivateCallback",
+    if not isinstance(trainer, pl.Trainer):
+        raise TypeError(
+            f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}: "
+            "PrivateCallback is for lightning.pytorch.Trainer; import lightning.pytorch as pl in "
+            "place of pytorch_lightning, for the LightningModule and its data too"
         )
-    if trainer.accumulate_grad_batches != 1:
-        _refuse(
-            "accumulate_grad_batches",
-            trainer.accumulate_grad_batches,
-            "the scheme says how large a batch is; leave it out, make the scheme with the whole "
-            f"batch size, and set loading=Loading(microbatches={trainer.accumulate_grad_batches}) "
-            "to have every batch in parts",
-        )
-    if trainer.gradient_clip_val:
-        _refuse(
-            "gradient_clip_val",
-            trainer.gradient_clip_val,
-            "it would clip the batch's gradient, which is replaced by the release; leave it out, "
-            "PrivateCallback(max_grad_norm=...) clips every example's",
-        )
-    if trainer.overfit_batches:
-        _refuse(
-            "overfit_batches",
-            trainer.overfit_batches,
-            "it trains on the same batches again; leave it out",
-        )
-    if trainer.limit_train_batches != 1.0:
-        _refuse(
-            "limit_train_batches",
-            trainer.limit_train_batches,
-            "an epoch would end before its planned steps; leave it out, and set "
-            "loading=Loading(steps_per_epoch=...) for shorter epochs",
-        )
-    if trainer.reload_dataloaders_every_n_epochs:
-        _refuse(
-            "reload_dataloaders_every_n_epochs",
-            trainer.reload_dataloaders_every_n_epochs,
-            "a private fit has one data set from beginning to end; leave it out",
-        )
-    if trainer.precision not in _PRECISIONS:
-        _refuse(
-            "precision",
-            trainer.precision,
-            f"a private fit is tested with {' and '.join(map(repr, _PRECISIONS))} only; use one of "
-            "these",
-        )
+    for name, fine, why in _ARGUMENTS:
+        value = getattr(trainer, name)
+        if value not in fine:
+            _refuse(name, value, why.format(value))
     _check_strategy(trainer.strategy)
-    for callback in trainer.callbacks:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in _CALLBACKS and kind.__module__.startswith("lightning."):
                 name = type(callback).__name__
@@ -94,15 +77,6 @@ def check_trainer(trainer: Any) -> None:
                     f"Trainer(callbacks=[{name}(...)]) with PrivateCallback: "
                     f"{_CALLBACKS[kind.__name__]}"
                 )
-
-
-def _check_package(trainer: object) -> None:
-    if not isinstance(trainer, pl.Trainer):
-        raise TypeError(
-            f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}: "
-            "PrivateCallback is for lightning.pytorch.Trainer; import lightning.pytorch as pl in "
-            "place of pytorch_lightning, for the LightningModule and its data too"
-        )
 
 
 def _check_strategy(strategy: Any) -> None:

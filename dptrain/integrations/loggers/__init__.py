@@ -5,6 +5,6 @@ Each tool is an optional package, imported when a logger is made:
 """
 
 from dptrain.integrations.loggers.run_loggers import TOOLS, RunLoggers, check_installed
-from dptrain.integrations.loggers.tool import Tool
+from dptrain.integrations.loggers.tools import Tool
 
 __all__ = ["TOOLS", "RunLoggers", "Tool", "check_installed"]

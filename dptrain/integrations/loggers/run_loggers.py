@@ -9,24 +9,25 @@ from typing import Any, Self
 
 from dptrain.core import checks
 from dptrain.engine import PrivateTraining
-from dptrain.integrations.loggers import mlflow, tensorboard, wandb
-from dptrain.integrations.loggers.tool import Place, Tool, missing
+from dptrain.integrations.loggers.tools import (
+    MLflow,
+    Place,
+    TensorBoard,
+    Tool,
+    WeightsAndBiases,
+    missing,
+)
 from dptrain.reporting import MARK
 
-_KINDS: dict[str, type[Any]] = {
-    tensorboard.NAME: tensorboard.TensorBoard,
-    wandb.NAME: wandb.WeightsAndBiases,
-    mlflow.NAME: mlflow.MLflow,
+# By name: the class, and the packages that it takes.
+_KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "tensorboard": (TensorBoard, ("tensorboard",)),
+    "wandb": (WeightsAndBiases, ("wandb",)),
+    "mlflow": (MLflow, ("mlflow", "sqlalchemy", "alembic")),
 }
 
 TOOLS = tuple(_KINDS)
 """Loggers that there are by name."""
-
-_PACKAGES = {
-    tensorboard.NAME: ("tensorboard",),
-    wandb.NAME: ("wandb",),
-    mlflow.NAME: ("mlflow", "sqlalchemy", "alembic"),
-}
 
 Function = Callable[[Mapping[str, float], int], object]
 
@@ -156,7 +157,7 @@ def check_installed(tools: Sequence[str]) -> None:
         ImportError: naming the package that is missing.
     """
     for tool in tools:
-        for package in _PACKAGES[tool]:
+        for package in _KINDS[tool][1]:
             if importlib.util.find_spec(package) is None:
                 raise missing(tool, package)
 
@@ -174,7 +175,7 @@ class _Called(Tool):
 
 def _opened(tool: str | Tool | Function, place: Place) -> Tool:
     if isinstance(tool, str):
-        opened: Tool = _KINDS[tool](place)
+        opened: Tool = _KINDS[tool][0](place)
         return opened
     return tool if isinstance(tool, Tool) else _Called(tool)
 

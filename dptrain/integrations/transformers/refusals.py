@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -17,22 +17,6 @@ _SPREAD = (
 )
 
 
-class _Refused(NamedTuple):
-    """A setting that is refused.
-
-    Attributes:
-        name: of the argument.
-        wrong: whether its value is refused.
-        why: what would happen.
-        remedy: what to set instead.
-    """
-
-    name: str
-    wrong: Callable[[Any], bool]
-    why: str
-    remedy: str
-
-
 _STEPS_OTHERWISE = ("lomo", "layerwise", "schedule_free")
 
 
@@ -40,59 +24,56 @@ def _named(value: Any) -> str:
     return str(getattr(value, "value", value))
 
 
-def _given(value: Any) -> bool:
-    return bool(value)
-
-
-_ARGUMENTS = (
-    _Refused("deepspeed", _given, f"it has an optimizer and gradients of its own, and {_SPREAD}",
+# What is refused: an argument, which values of it, what would happen, and what to set instead.
+_ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    ("deepspeed", bool, f"it has an optimizer and gradients of its own, and {_SPREAD}",
              "leave deepspeed out and start the script with torchrun"),
-    _Refused("parallelism_config", _given, f"it spreads an example over processes, and {_SPREAD}",
+    ("parallelism_config", bool, f"it spreads an example over processes, and {_SPREAD}",
              "leave parallelism_config out"),
-    _Refused("train_sampling_strategy", lambda value: value != "random",
+    ("train_sampling_strategy", lambda value: value != "random",
              "the accountant covers batches that the scheme draws, and no others",
              "leave train_sampling_strategy out; PrivacyArguments(scheme=...) says how to draw"),
-    _Refused("auto_find_batch_size", _given,
+    ("auto_find_batch_size", bool,
              "after a lack of memory it begins the run anew, and steps would be released twice",
              "set per_device_train_batch_size to what fits: it is the most examples in memory at "
              "once, and gradient_accumulation_steps makes the batch"),
-    _Refused("ignore_data_skip", _given,
+    ("ignore_data_skip", bool,
              "a resumed run goes on where it was in its plan, and not at the start of an epoch",
              "leave ignore_data_skip out: nothing is read to get there"),
-    _Refused("dataloader_drop_last", _given, "batches are drawn, and there is no last one to drop",
+    ("dataloader_drop_last", bool, "batches are drawn, and there is no last one to drop",
              "leave dataloader_drop_last out"),
-    _Refused("neftune_noise_alpha", lambda value: value is not None,
+    ("neftune_noise_alpha", lambda value: value is not None,
              "its noise is scaled by the longest example of the batch, which ties the examples "
              "together", "leave neftune_noise_alpha out"),
-    _Refused("torch_compile", _given, "the run would clip the gradients of another module than the "
+    ("torch_compile", bool, "the run would clip the gradients of another module than the "
              "one that is compiled", "leave torch_compile out"),
-    _Refused("use_liger_kernel", _given, "it puts in layers whose gradients are not known "
+    ("use_liger_kernel", bool, "it puts in layers whose gradients are not known "
              "example by example", "leave use_liger_kernel out"),
-    _Refused("include_num_input_tokens_seen", lambda value: value not in ("no", False),
+    ("include_num_input_tokens_seen", lambda value: value not in ("no", False),
              "the number of tokens that were drawn is private, and would be logged",
              "set include_num_input_tokens_seen='no'"),
-    _Refused("push_to_hub", _given,
+    ("push_to_hub", bool,
              "it uploads what lies in output_dir, among it logs and files of checkpoints",
              "call trainer.save_model(folder) with a folder of its own and upload that one, for "
              "instance by huggingface_hub.upload_folder"),
-    _Refused("enable_jit_checkpoint", _given, "it saves in the middle of a step",
+    ("enable_jit_checkpoint", bool, "it saves in the middle of a step",
              "set save_strategy='steps' and save_steps"),
-    _Refused("optim", lambda value: any(part in _named(value) for part in _STEPS_OTHERWISE),
+    ("optim", lambda value: any(part in _named(value) for part in _STEPS_OTHERWISE),
              "it steps during the backward pass, with gradients that are neither clipped nor "
              "noised, or keeps other weights than those it shows", "use optim='adamw_torch'"),
-    _Refused("lr_scheduler_type", lambda value: _named(value) == "greedy",
+    ("lr_scheduler_type", lambda value: _named(value) == "greedy",
              "it follows figures that the loop measured", "use lr_scheduler_type='linear', say"),
-    _Refused("max_grad_norm", lambda value: value not in (None, 0, 1),
+    ("max_grad_norm", lambda value: value not in (None, 0, 1),
              "that field clips the mean gradient of a batch, here after its noise",
              "bound each example's gradient by PrivacyArguments(per_example_max_grad_norm=...), "
              "and leave the field of TrainingArguments at its default, which is not used"),
-    _Refused("packing", _given, "it joins examples into rows, and a row of several people's texts "
+    ("packing", bool, "it joins examples into rows, and a row of several people's texts "
              "is clipped as one", "set packing=False; completion_only_loss works as it is"),
-    _Refused("padding_free", _given, "it joins the examples of a batch into one row",
+    ("padding_free", bool, "it joins the examples of a batch into one row",
              "set padding_free=False"),
-    _Refused("loss_type", lambda value: value not in (None, "nll"), "it is not known here",
+    ("loss_type", lambda value: value not in (None, "nll"), "it is not known here",
              "set loss_type='nll', which is taken example by example"),
-    _Refused("activation_offloading", _given, "per-example gradients were not checked with it",
+    ("activation_offloading", bool, "per-example gradients were not checked with it",
              "set activation_offloading=False; gradient_checkpointing=True works"),
 )  # fmt: skip
 

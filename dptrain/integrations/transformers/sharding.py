@@ -10,30 +10,23 @@ import torch
 from torch import nn
 
 
-class _RefusedEntry(NamedTuple):
-    """An entry of ``fsdp_config`` that is refused, with what to do instead."""
-
-    name: str
-    wrong: Callable[[Any], bool]
-    remedy: str
-
-
 def _on(value: Any) -> bool:
     return str(value).lower() not in ("false", "none", "0", "no", "off", "")
 
 
-_REFUSED = (
-    _RefusedEntry("version", lambda value: int(value) != 2,
+# Entries of fsdp_config: which values are refused, and what to do instead.
+_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("version", lambda value: int(value) != 2,
              "leave version out, which is 2: FSDP1 joins the parameters of a layer into one, of "
              "which no gradient is known example by example"),
-    _RefusedEntry("xla", _on, "leave xla out: no private run was tested with it"),
-    _RefusedEntry("cpu_offload", _on, "leave cpu_offload out: no private run was tested with it"),
-    _RefusedEntry("activation_checkpointing", _on,
+    ("xla", _on, "leave xla out: no private run was tested with it"),
+    ("cpu_offload", _on, "leave cpu_offload out: no private run was tested with it"),
+    ("activation_checkpointing", _on,
              "leave it out and set TrainingArguments(gradient_checkpointing=True)"),
-    _RefusedEntry("auto_wrap_policy", lambda value: value not in (None, "TRANSFORMER_BASED_WRAP"),
+    ("auto_wrap_policy", lambda value: value not in (None, "TRANSFORMER_BASED_WRAP"),
              "leave auto_wrap_policy out: layers are divided by their class, which "
              "transformer_layer_cls_to_wrap names"),
-    _RefusedEntry("state_dict_type", lambda value: "FULL" not in str(value),
+    ("state_dict_type", lambda value: "FULL" not in str(value),
              "leave state_dict_type out: save_model() writes the whole model, and of a checkpoint "
              "each process writes its part"),
 )  # fmt: skip
@@ -45,7 +38,7 @@ _KNOWN = {
     "xla_fsdp_grad_ckpt",
     "xla_fsdp_settings",
     "xla_fsdp_v2",
-} | {entry.name for entry in _REFUSED}
+} | {name for name, _, _ in _REFUSED}
 
 
 class Sharding(NamedTuple):

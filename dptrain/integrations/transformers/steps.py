@@ -14,25 +14,14 @@ class LogicalStep(NamedTuple):
     number: int
 
 
-class _Steps(Dataset[LogicalStep]):
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __getitem__(self, number: int) -> LogicalStep:
-        return LogicalStep(number)
-
-
 def _first(steps: list[LogicalStep]) -> LogicalStep:
     return steps[0]
 
 
 def steps_loader(steps: int) -> DataLoader[Any]:
     """A data loader that the trainer counts by, skips in and draws no random number for."""
-    generator = torch.Generator()
-    return DataLoader(_Steps(steps), batch_size=1, collate_fn=_first, generator=generator)
+    marks: Any = [LogicalStep(number) for number in range(steps)]
+    return DataLoader(marks, batch_size=1, collate_fn=_first, generator=torch.Generator())
 
 
 class RowByRow(Dataset[Any]):

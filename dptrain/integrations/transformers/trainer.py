@@ -441,13 +441,13 @@ class PrivateTrainerMixin(_Base):
         return 0
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Nothing: how many tokens were drawn is private."""
+        """Count nothing: how many tokens were drawn is private."""
 
     def _clip_grad_norm(self, model: Any) -> None:
-        """Nothing: every example's gradient was clipped, and the release stays as it is."""
+        """Do nothing: every example's gradient was clipped, and the release stays as it is."""
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> None:
-        """Nothing: before the step there is no gradient that may be shown."""
+        """Return nothing: before the step there is no gradient that may be shown."""
 
     # A step
 
@@ -490,9 +490,14 @@ class PrivateTrainerMixin(_Base):
         assert check is not None
         if not model.training or check.busy:
             return check.compute(model, inputs, *args, **more)
+        return check(self._examples_at_hand, model, inputs, *args, **more)
+
+    @property
+    def _examples_at_hand(self) -> int:
+        """The number of rows of the batch at hand that are examples."""
         assert self.private is not None
         assert self.private.loader.current is not None
-        return check(len(self.private.loader.current.indices), model, inputs, *args, **more)
+        return len(self.private.loader.current.indices)
 
     def compute_loss(
         self,
@@ -521,10 +526,8 @@ class PrivateTrainerMixin(_Base):
         if self.compute_loss_func is not None:
             labels = labels.get("labels", labels)
             assert self._check is not None
-            assert self.private is not None
-            assert self.private.loader.current is not None
             if self._own_check is None:  # which looks at the whole of it
-                self._check.look_at(outputs, labels, len(self.private.loader.current.indices))
+                self._check.look_at(outputs, labels, self._examples_at_hand)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=None)
         else:
             if set(labels) != {"labels"}:
