@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-MOST_MODULES = 15
+MOST_MODULES = 20
 # Rooms of one module are their own faces.
 PUBLIC_MODULES = {"dptrain.mechanism", "dptrain.losses", "dptrain._on_demand"}
 
@@ -95,7 +95,7 @@ def room_of(path: pathlib.Path) -> str | None:
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_a_room_has_at_most_fifteen_modules(package: str) -> None:
+def test_a_room_has_at_most_twenty_modules(package: str) -> None:
     folder = MODULES[package].parent
     modules = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES

@@ -25,7 +25,7 @@ from dptrain.clipping.bookkeeping.rules.rules import RULES
 from dptrain.core import checks
 from dptrain.distributed.ranks import Ranks
 from dptrain.engine import NoiseOptions
-from dptrain.engine.checkpoints.sealed import shares_of
+from dptrain.engine.sealed import shares_of
 from dptrain.integrations.transformers.losses import LossCheck
 from dptrain.integrations.transformers.plan import graph_of
 from dptrain.sampling import AttributionGraph

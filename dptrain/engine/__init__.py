@@ -1,12 +1,13 @@
 """The privacy engine: from a module, an optimizer and a loader to a private run."""
 
 from dptrain.engine.arguments import CommonArguments, takes
-from dptrain.engine.checkpoints import check_seal, seal
-from dptrain.engine.optimizers import JoinedOptimizer, ScaledAdam
+from dptrain.engine.joined import JoinedOptimizer
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.privacy_engine import PrivacyEngine
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
+from dptrain.engine.scaled_adam import ScaledAdam
+from dptrain.engine.sealed import check_seal, seal
 
 __all__ = [
     "CommonArguments",

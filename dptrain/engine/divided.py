@@ -24,10 +24,11 @@ import torch
 from torch import nn
 
 from dptrain.distributed import Ranks, is_divided, local_of
-from dptrain.engine.checkpoints.sealed import check_seal, on_cpu, seal
-from dptrain.engine.optimizers import PIECES, all_of, for_each_part, single_optimizers
+from dptrain.engine.joined import single_optimizers
 from dptrain.engine.release_ledger import checksum
+from dptrain.engine.sealed import check_seal, on_cpu, seal
 from dptrain.engine.shards import MODULE_PIECES, DividedModule, Shards
+from dptrain.engine.sliced import PIECES, all_of, for_each_part
 from dptrain.noise import NoiseStream
 
 _RUN = "run"  # under which all of it lies

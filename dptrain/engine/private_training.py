@@ -34,28 +34,26 @@ from dptrain.core import (
     global_state,
     restore_global_state,
 )
-from dptrain.engine.checkpoints import (
+from dptrain.engine.divided import Holder, check_not_in_dcp, read_folder, write_folder
+from dptrain.engine.optimizer import PrivateOptimizer
+from dptrain.engine.request import RunRequest
+from dptrain.engine.scaled_adam import ScalesGradients
+from dptrain.engine.sealed import (
     SHARE,
-    Holder,
     check_fields,
     check_format,
     check_guarantee,
-    check_not_in_dcp,
     check_seal,
     check_settings,
     noise_of,
     on_cpu,
-    read_folder,
     seal,
     shares_of,
-    write_folder,
 )
-from dptrain.engine.optimizer import PrivateOptimizer
-from dptrain.engine.optimizers import ScalesGradients, joined_states, nothing_of
-from dptrain.engine.request import RunRequest
 from dptrain.engine.shards import MODULE_PIECES, load_module, module_state
+from dptrain.engine.sliced import joined_states, nothing_of
 from dptrain.engine.unfinished import Boundary
-from dptrain.engine.validation import check_scheduled
+from dptrain.engine.validation import check_scheduler
 from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader
@@ -358,8 +356,7 @@ class PrivateTraining:
             TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
             ValueError: if it is a scheduler of another optimizer.
         """
-        check_scheduler(scheduler)
-        check_scheduled(scheduler, self.optimizer)
+        check_scheduler(scheduler, self.optimizer)
         tick = scheduler.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -648,13 +645,6 @@ def stored_options(request: RunRequest) -> dict[str, Any]:
     if request.individual is not None:
         settings["individual"] = request.individual.to_dict()
     return settings
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Refuse what does not tick, or cannot be kept in a checkpoint."""
-    if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
-        start = checks.named("scheduler", scheduler)
-        raise TypeError(f"{start} must be a torch learning-rate scheduler")
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:

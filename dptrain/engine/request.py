@@ -23,8 +23,8 @@ from dptrain.distributed import (
     is_divided,
 )
 from dptrain.engine.arguments import RunArguments
-from dptrain.engine.optimizers import whole_because
 from dptrain.engine.options import GROUPS, Gradients, Loading, NoiseOptions
+from dptrain.engine.sliced import whole_because
 from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism

@@ -12,7 +12,7 @@ from torch import nn
 
 from dptrain.clipping.base import summing_dtype
 from dptrain.distributed import FullySharded, Ranks, is_divided, local_of
-from dptrain.engine.optimizers import SlicedOptimizer, laid_out_like, whole_because
+from dptrain.engine.sliced import SlicedOptimizer, laid_out_like, whole_because
 from dptrain.noise import NoiseStream, shard_pieces
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from dptrain.core import JsonValue, digest
 from dptrain.distributed import Ranks, is_divided
 from dptrain.engine.arguments import RunArguments
+from dptrain.engine.optimizer import settings_of
 from dptrain.engine.options import GROUPS, MOVED
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
 from dptrain.engine.shards import DividedModule
-from dptrain.engine.shared_step import settings_of
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.distributed import local_of
-from dptrain.engine.optimizers.joined import JoinedOptimizer, single_optimizers
+from dptrain.engine.joined import JoinedOptimizer, single_optimizers
 
 _ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,

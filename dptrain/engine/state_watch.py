@@ -135,7 +135,13 @@ class StateWatch:
         assert self._window is not None
         now = self._look()
         if now.attached is not None:
-            self._refuse_attached(now.attached)
+            self._stop(
+                f"{attribute_of(now.attached)!r}, declared public (buffers of Gradients), holds a "
+                "tensor that a gradient can be taken of: it depends on the batch, and what a loss "
+                "makes of it is seen by no check of whether the examples stay apart; nothing of "
+                "this step was released. Remedy: have the module's forward return it, or keep its "
+                "detach()"
+            )
         self._check_modes(self._before.modes, now.modes)
         for path in self._before.changes(now):
             # A tensor may have been written to, or exchanged, with what it held.
@@ -223,11 +229,7 @@ class StateWatch:
             else "between the batch and its optimizer.step(), and would leave the step without "
             "noise; nothing of this step was released"
         )
-        self._refusal = (
-            f"{kind} {name!r} of {where} changed{what} {when}. Remedy: {remedy}; then build the "
-            "module and the run anew, as this module holds it"
-        )
-        raise RuntimeError(self._refusal)
+        self._stop(f"{kind} {name!r} of {where} changed{what} {when}. Remedy: {remedy}")
 
     def _check_modes(self, before: dict[str, bool], after: dict[str, bool]) -> None:
         """Refuse a module that was put into another mode, by itself, since the batch came."""
@@ -237,23 +239,16 @@ class StateWatch:
         changed = [name for name in after if base.get(name, after[name]) != after[name]]
         if changed and after != self._modes:
             mode = "training" if after[changed[0]] else "evaluation"
-            self._refusal = (
+            self._stop(
                 f"the mode of layer {changed[0]!r} of the model changed to {mode} between the "
                 "batch and its optimizer.step(), and would leave the step without noise; nothing "
                 "of this step was released. Remedy: call train() and eval() of parts of the model "
-                "before a batch is taken, and not within a forward pass; then build the module and "
-                "the run anew, as this module holds it"
+                "before a batch is taken, and not within a forward pass"
             )
-            raise RuntimeError(self._refusal)
 
-    def _refuse_attached(self, path: str) -> NoReturn:
-        self._refusal = (
-            f"{attribute_of(path)!r}, declared public (buffers of Gradients), holds a tensor "
-            "that a gradient can be taken of: it depends on the batch, and what a loss makes of it "
-            "is seen by no check of whether the examples stay apart; nothing of this step was "
-            "released. Remedy: have the module's forward return it, or keep its detach(); then "
-            "build the module and the run anew, as this module holds it"
-        )
+    def _stop(self, what: str) -> NoReturn:
+        """Refuse this step and every later one."""
+        self._refusal = f"{what}; then build the module and the run anew, as this module holds it"
         raise RuntimeError(self._refusal)
 
 
@@ -267,18 +262,18 @@ class _Entry(NamedTuple):
     trained: bool
 
 
-class _Look:
+class _Look(NamedTuple):
     """The module's state at one moment.
 
     Attributes:
+        entries: what is there, by path.
         modes: which modules are in training mode, by name.
         attached: where something that may change belongs to the graph of a forward pass, if any.
     """
 
-    def __init__(
-        self, entries: dict[str, _Entry], modes: dict[str, bool], attached: str | None = None
-    ) -> None:
-        self.entries, self.modes, self.attached = entries, modes, attached
+    entries: dict[str, _Entry]
+    modes: dict[str, bool]
+    attached: str | None
 
     @classmethod
     def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
@@ -301,7 +296,9 @@ class _Look:
             place: Any = None
             if isinstance(value, torch.Tensor):
                 version = None if value.is_inference() else value._version
-                place = (_pointer(value), value.dtype, value.shape)
+                strided = value.layout == torch.strided and value.device.type != "meta"
+                plain = strided and type(value) in (torch.Tensor, nn.Parameter)
+                place = (value.data_ptr() if plain else None, value.dtype, value.shape)
             elif isinstance(value, np.ndarray):
                 place = (value.ctypes.data, value.dtype, value.shape)
             trained = kind == "parameter" and value.requires_grad
@@ -420,14 +417,6 @@ def _same(before: _Entry, after: _Entry) -> bool:
     if isinstance(first, torch.Tensor | np.ndarray) or type(first) is not type(second):
         return False
     return bool(first == second) or (first != first and second != second)
-
-
-def _pointer(tensor: torch.Tensor) -> int | None:
-    return tensor.data_ptr() if tensor.layout == torch.strided and _has_memory(tensor) else None
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type != "meta"
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from dptrain.clipping import keeps_statistics, why_not
 from dptrain.clipping.bookkeeping import part_of_a_run, uncompiled
 from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
-from dptrain.engine.optimizers import single_optimizers
+from dptrain.engine.joined import single_optimizers
 
 # What Opacus 1.6 lets through and gets wrong.
 NOT_BY_OPACUS: dict[type[nn.Module], str] = {
@@ -198,13 +198,16 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
         )
 
 
-def check_scheduled(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a scheduler that sets the learning rate of something else.
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what does not tick, cannot be kept in a checkpoint, or sets another learning rate.
 
     Args:
         scheduler: a learning-rate scheduler.
         optimizer: that of the run, as it is or wrapped.
     """
+    if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
+        start = checks.named("scheduler", scheduler)
+        raise TypeError(f"{start} must be a torch learning-rate scheduler")
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
     own = {id(group) for group in optimizer.param_groups}  # which joined optimizers share
     if any(id(group) not in own for group in groups):

@@ -125,7 +125,7 @@ def profile(
         clocks[name] = Clock(device, processor=processor)
         if name != ORDINARY:
             instrument(sides[name], clocks[name])
-    inside = importlib.import_module("dptrain.engine.shared_step")  # to time a part of a step
+    inside = importlib.import_module("dptrain.engine.optimizer")  # to time a part of a step
     checksum = inside.checksum
     for turn in range(rounds + 2):
         for name in sides if turn % 2 else reversed(sides):

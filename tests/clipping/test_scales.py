@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain.clipping import PerExampleClipper
-from dptrain.engine.optimizers import ScaledAdam, ScalesGradients
+from dptrain.engine.scaled_adam import ScaledAdam, ScalesGradients
 from tests.engine.test_scaled_adam import (
     INPUTS,
     OUTPUTS,

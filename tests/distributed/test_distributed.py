@@ -11,7 +11,7 @@ from torch import nn
 from dptrain.core.randomness import global_state, restore_global_state
 from dptrain.distributed.ranks import Ranks
 from dptrain.distributed.wrappers import bare_module, check_whole_optimizer
-from dptrain.engine.checkpoints import seal
+from dptrain.engine.sealed import seal
 from tests.helpers import distributed_runs as runs
 from tests.helpers.distributed_runs import CASES, MODES
 from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train

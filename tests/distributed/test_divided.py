@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from dptrain.engine.checkpoints import shares_of
+from dptrain.engine.sealed import shares_of
 from dptrain.noise import noise_stream, shard_pieces
 from dptrain.noise.generators import chunk_length
 from tests.helpers import distributed_shards as runs

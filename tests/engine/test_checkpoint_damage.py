@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from dptrain.engine.checkpoints import check_seal, seal
+from dptrain.engine.sealed import check_seal, seal
 from tests.engine.test_resume import through_disk
 from tests.helpers.engine import flat, images, make, separated, small_net, train
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dptrain import BLT, BSR, BallsInBins, BandMF, Guarantee, Kind, MatrixMechanism, NoiseOptions
-from dptrain.engine.checkpoints import seal
 from dptrain.engine.private_training import SEED_NOTE
+from dptrain.engine.sealed import seal
 from dptrain.noise.generators import Normals
 from dptrain.reporting.report import conditions
 from dptrain.strategies.toeplitz.bisr import BISR

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain import BLT, BandMF
 from dptrain.core.randomness import split_seed
-from dptrain.engine.checkpoints import seal
+from dptrain.engine.sealed import seal
 from dptrain.individual import GDPFilter
 from dptrain.noise import Rounding, noise_stream
 from dptrain.strategies import Identity, Tree

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dptrain import MatrixMechanism, Poisson, account
-from dptrain.engine.checkpoints import seal
 from dptrain.engine.private_training import FORMAT
 from dptrain.engine.release_ledger import checksum
+from dptrain.engine.sealed import seal
 from tests.helpers.engine import (
     everything_every_step,
     flat,

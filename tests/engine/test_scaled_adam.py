@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, Gradients, MinSep
 from dptrain.core.randomness import split_seed
-from dptrain.engine.optimizers import ScaledAdam
+from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.noise import noise_stream
 from tests.engine.test_resume import through_disk
 from tests.helpers.engine import everything_every_step, flat, wire

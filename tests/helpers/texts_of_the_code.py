@@ -21,7 +21,7 @@ DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _between_draws _called _called
 _closed _digest _family _largest_loss_scale _log_checkpoints _name _name() _named() _names()
 _owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down() _short()
 _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accountant
-accumulate_grad_batches argument artifacts asked assignment attribute_of() batch_idx
+argument artifacts asked assignment attribute_of() batch_idx
 batch_size beside booked budget burn_in by called checksum() ckpt_path column_names config cycle
 dataset_size delta digest() done doubt due edges epoch epochs epsilon errors every examples
 examples_before examples_distinct executed expected_batch_size failed few field fingerprint fixed
@@ -29,7 +29,7 @@ folder free frozen fsdp global_step group group_size groups groups_for() guarant
 hint how ignored index inner input_size kept_by kind kinds known layer layers line loss_scale math
 max_batch_size max_epochs max_examples max_grad_norm max_norm max_participations
 max_physical_batch_size max_steps mechanism mechanism_hash method microbatches min_sep
-mixed_precision mode monitor more multiplier n_examples n_gpu name named named() named_error() names
+mixed_precision mode monitor more n_examples n_gpu name named named() named_error() names
 near no_length noise noise_multiplier nominal_size note num_channels num_features num_groups
 num_processes operation order original_name other own owner owners package padding_mode part
 participations parts path patterns per_example_max_grad_norm personal_clipping placements plan
@@ -65,11 +65,11 @@ clipping/repair.py: kept key text
 distributed/fully_sharded.py: found
 distributed/ranks.py: get() r row text
 distributed/transport.py: error
-engine/checkpoints/divided.py: key next() number odd total
-engine/checkpoints/sealed.py: found get() here missing n there value wrong
+engine/divided.py: key next() number odd total
+engine/sealed.py: found get() here missing n there value wrong
 engine/optimizer.py: largest missing scale
-engine/optimizers/joined.py: twice
-engine/optimizers/sliced.py: sizes sum()
+engine/joined.py: twice
+engine/sliced.py: sizes sum()
 engine/options.py: loss unseen value
 engine/private_training.py: saved
 engine/release_ledger.py: _size error found total

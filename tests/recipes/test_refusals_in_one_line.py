@@ -84,7 +84,7 @@ def test_a_bug_shows_its_traceback(config, tmp_path, monkeypatch, bug):
 
 def test_a_bug_of_torchs_within_the_library_shows_its_traceback(config, tmp_path, monkeypatch):
     """torch's own errors have no frame: the last one is the library's, at a line that calls it."""
-    monkeypatch.setattr("dptrain.engine.shared_step.checksum", torch.stack)
+    monkeypatch.setattr("dptrain.engine.optimizer.checksum", torch.stack)
     with monkeypatch.context() as patch:
         patch.setattr(PrivateLoader, "report_microbatch", lambda self: torch.ones(2).view(3))
         with pytest.raises(RuntimeError, match="invalid for input"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from dptrain.engine.optimizers import ScaledAdam
+from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.individual import GDPFilter
 from tests.clipping.test_views import consecutive, one_by_one, viewed
 from tests.helpers.engine import everything_every_step, make, small_net, train

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dptrain.engine.checkpoints import seal
+from dptrain.engine.sealed import seal
 from dptrain.individual import GDPFilter, GDPOdometer, OdometerRecord
 from tests.engine.test_resume import through_disk
 from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train

@@ -8,7 +8,7 @@ import pytest
 from dptrain.accounting import account
 from dptrain.accounting.losses import gaussian
 from dptrain.core.guarantee import Guarantee, Kind
-from dptrain.engine.checkpoints import seal
+from dptrain.engine.sealed import seal
 from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter
 from dptrain.reporting.report import privacy_report
 from tests.contrib.individual.test_gdp_filter import drive, full_batches
