@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Self
+from collections.abc import Iterable
 
 import numpy as np
 from scipy.linalg.lapack import dtbtrs
@@ -71,25 +70,6 @@ class MomentumSGD(Workload):
         stored = float(values[0]) if single else tuple(values.tolist())
         object.__setattr__(self, "learning_rates", stored)
 
-    @classmethod
-    def from_schedule(
-        cls,
-        schedule: Callable[[int], float],
-        *,
-        steps: int,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-    ) -> Self:
-        """The workload with η_t = ``schedule(t)`` for t = 0, …, n - 1.
-
-        Raises:
-            ValueError: as the constructor, or if ``steps`` is not a positive integer.
-        """
-        if not callable(schedule):
-            raise TypeError(f"schedule={schedule!r} must be a function of the step")
-        rates = tuple(float(schedule(t)) for t in range(checks.steps(steps)))
-        return cls(momentum=momentum, learning_rates=rates, weight_decay=weight_decay)
-
     @property
     def is_toeplitz(self) -> bool:
         """Whether the learning rate is a single number."""
@@ -155,28 +135,3 @@ class MomentumSGD(Workload):
         # A unit diagonal is never singular.
         checks.invariant(info == 0, "the matrix of the momentum is singular")
         return np.ascontiguousarray(solution[1 - int(transpose) :: 2]).reshape(x.shape)
-
-
-def linear_decay(
-    steps: int, *, begin: float = 0.25, end: float = 0.75, final: float = 0.05
-) -> tuple[float, ...]:
-    """Learning rates that are 1 up to step ``begin``·n, ``final`` from ``end``·n, linear between.
-
-    Args:
-        steps: n.
-        begin: fraction of the run after which the rate falls, 0 ≤ begin < end.
-        end: fraction at which it has fallen, at most 1.
-        final: the last rate, 0 ≤ final ≤ 1.
-
-    Returns:
-        n numbers, for ``MomentumSGD(learning_rates=...)``.
-
-    Raises:
-        ValueError: if an argument is out of range.
-    """
-    steps = checks.steps(steps)
-    begin = checks.number("begin", begin, minimum=0, below=1)
-    end = checks.number("end", end, above=begin, maximum=1)
-    final = checks.number("final", final, minimum=0, maximum=1)
-    rates = np.interp(np.arange(steps), [begin * steps, end * steps], [1.0, final])
-    return tuple(rates.tolist())

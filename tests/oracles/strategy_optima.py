@@ -1,4 +1,4 @@
-"""The best error × sensitivity of a family at tiny n, by SciPy's general optimisers.
+"""The best error × sensitivity of a family at tiny n, by SciPy's general optimizers.
 
 Nothing here imports the library. Losses are evaluated with dense matrices and gradients by finite
 differences; sensitivities try every pattern. Slow, and only ever an upper bound on the optimum.
@@ -248,3 +248,30 @@ def banded_columns(workload: Array, bands: int) -> tuple[float, Array]:
         found.append(x)
     best = min(found, key=loss)
     return loss(best), matrix_of(best)
+
+
+def duality_gap(matrix: Array, factor: Array, free: npt.NDArray[np.bool_]) -> float:
+    """Bound on how far ‖F C^-1‖_F² is from its least value for the norms and zeros of CᵀC.
+
+    With X = CᵀC and N = X^-1 M X^-1 with the free entries set to 0 (they are 0 at an optimum),
+    2 tr (N^{1/2} M N^{1/2})^{1/2} - tr N X bounds the loss of every feasible X from below.
+
+    Args:
+        matrix: C, shape (n, n), columns of norm 1.
+        factor: F.
+        free: symmetric, which entries of X may be varied; others, the diagonal included, are fixed.
+
+    Returns:
+        The relative gap, or infinity where N is not positive definite (too far from an optimum).
+    """
+    inverse = np.linalg.inv(matrix)
+    error = factor @ inverse
+    loss = float(np.sum(error**2))
+    product = error @ inverse.T
+    multipliers = np.where(free, 0.0, product.T @ product)
+    values = np.linalg.eigvalsh(factor @ multipliers @ factor.T)
+    if values[0] < -1e-12 * values[-1]:
+        return float("inf")
+    fixed = np.sum(multipliers * (matrix.T @ matrix))
+    bound = 2 * np.sum(np.sqrt(np.maximum(values, 0.0))) - fixed
+    return float((loss - bound) / loss)

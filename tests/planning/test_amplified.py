@@ -19,7 +19,7 @@ from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
 from dptrain.core import Kind
 from dptrain.planning import amplified_band_mf
 from dptrain.strategies import MomentumSGD, Strategy
-from dptrain.strategies.momentum import linear_decay
+from tests.helpers.schedules import linear_decay
 
 STEPS, BANDS, TARGET = 80, 8, {"epsilon": 6.0, "delta": 1e-4}
 SCHEME = MinSep.for_batch_size(batch_size=20, dataset_size=1000, min_sep=BANDS, steps=STEPS)

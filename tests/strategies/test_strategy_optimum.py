@@ -6,7 +6,7 @@ from scipy.linalg import solve_triangular, toeplitz
 from scipy.optimize import minimize
 
 from dptrain.strategies import BSR, BandMF
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.toeplitz.band_mf_optimization import (
     SettledError,
     banded_errors,
@@ -15,6 +15,7 @@ from dptrain.strategies.toeplitz.band_mf_optimization import (
     overlap_cost,
 )
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
+from tests.helpers.schedules import linear_decay
 
 
 def dense_workload(n):

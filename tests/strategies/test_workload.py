@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.packed import pack
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload, PrefixSums, Workload
 
@@ -110,25 +110,6 @@ def test_long_runs_take_no_matrix():
     for decay in (0.0, 1e-30):
         last = MomentumSGD(learning_rates=rates, weight_decay=decay).apply(impulse)[-1]
         assert last == pytest.approx(10.0, rel=1e-3)
-
-
-def test_from_schedule():
-    workload = MomentumSGD.from_schedule(lambda t: 1 / (1 + t), steps=4, momentum=0.5)
-    assert workload == MomentumSGD(momentum=0.5, learning_rates=(1.0, 1 / 2, 1 / 3, 1 / 4))
-    with pytest.raises(ValueError, match="steps=0"):
-        MomentumSGD.from_schedule(lambda t: 1.0, steps=0)
-
-
-def test_linear_decay():
-    rates = linear_decay(8)
-    assert rates[:3] == (1.0, 1.0, 1.0)
-    assert rates[4] == pytest.approx((1 + 0.05) / 2)
-    assert rates[6:] == (0.05, 0.05)
-    np.testing.assert_allclose(np.diff(rates)[2:6], -0.95 / 4)
-    assert linear_decay(3, begin=0.0, end=1.0, final=0.0) == pytest.approx((1, 2 / 3, 1 / 3))
-    for wrong in ({"end": 0.25}, {"end": 1.5}, {"begin": -1.0}, {"final": 2.0}):
-        with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
-            linear_decay(8, **wrong)
 
 
 @pytest.mark.parametrize(

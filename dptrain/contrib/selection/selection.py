@@ -13,7 +13,6 @@ _POINTS = 1 << 13  # of the chances of being beaten
 _LEAST = 1e-14
 _APART = 1e-5  # the least relative distance of two of them
 _PAD = 1e-9
-_BEYOND = 1e9  # an ε above all that is known of a run
 
 
 class SelectionCurve:
@@ -42,11 +41,6 @@ class SelectionCurve:
         """δ at ε ≥ 0."""
         values = delta_at(self._run, epsilon - self._shifts, remove=self._remove)
         return min(float(self._shares @ values) * (1.0 + _PAD), 1.0)
-
-    @property
-    def least_delta(self) -> float:
-        """What δ falls to as ε grows: E[K] times that of one run."""
-        return self.delta(_BEYOND)
 
 
 def _grid(run: TradeOff) -> Array:

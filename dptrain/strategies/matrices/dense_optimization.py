@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
-from scipy.linalg import cholesky, eigh, eigvalsh
+from scipy.linalg import cholesky, eigh
 from tqdm import tqdm
 
 from dptrain.core import Array
@@ -189,30 +188,3 @@ def _unit_columns(x: Array) -> Array:
     c = np.tril(lower.T[::-1, ::-1])
     c[np.abs(c) < 1e-13] = 0.0
     return np.asarray(c / np.linalg.norm(c, axis=0))
-
-
-def duality_gap(matrix: Array, factor: Array, free: npt.NDArray[np.bool_]) -> float:
-    """How far C can be from the least ‖F C^-1‖_F² for its norms and zeros of CᵀC, relative.
-
-    With X = CᵀC and N = X^-1 M X^-1 with the free entries set to 0 (they are 0 at an optimum),
-    2 tr (N^{1/2} M N^{1/2})^{1/2} - tr N X bounds the loss of every feasible X from below.
-
-    Args:
-        matrix: C, shape (n, n), columns of norm 1.
-        factor: F.
-        free: symmetric, which entries of X may be varied; others, the diagonal included, are fixed.
-
-    Returns:
-        The relative gap, or infinity where N is not positive definite (too far from an optimum).
-    """
-    inverse = np.linalg.inv(matrix)
-    error = factor @ inverse
-    loss = float(np.sum(error**2))
-    product = error @ inverse.T
-    multipliers = np.where(free, 0.0, product.T @ product)
-    values = eigvalsh(factor @ multipliers @ factor.T)
-    if values[0] < -1e-12 * values[-1]:
-        return float("inf")
-    fixed = np.sum(multipliers * (matrix.T @ matrix))
-    bound = 2 * np.sum(np.sqrt(np.maximum(values, 0.0))) - fixed
-    return float((loss - bound) / loss)

@@ -22,7 +22,7 @@ from dptrain.noise import noise_stream
 from dptrain.planning.question import Question
 from dptrain.planning.strategy_table import compare_strategies
 from dptrain.sampling.users.batch_size import probability_for_batch_size
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.momentum import MomentumSGD
 from tests.helpers.bad_values import (
     DELTA,
     FLAG,
@@ -274,16 +274,6 @@ STRATEGIES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]]
             "momentum": NOT_NEGATIVE.but(1.0),
             "weight_decay": NOT_NEGATIVE,
             "learning_rates": Argument((None, "1", True, [True], ["1"]), (NAN, INF, -1.0, 0.0, [])),
-        },
-    ),
-    (
-        linear_decay,
-        {"steps": 10, "begin": 0.25, "end": 0.75, "final": 0.1},
-        {
-            "steps": STEPS,
-            "begin": NOT_NEGATIVE.but(1.0),
-            "end": POSITIVE.but(1.5),
-            "final": NOT_NEGATIVE.but(1.5),
         },
     ),
     (

@@ -12,11 +12,12 @@ from dptrain.strategies import BandMF, Strategy
 from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
 from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
 from dptrain.strategies.matrices.column_normalized_optimization import squared_error
-from dptrain.strategies.matrices.dense_optimization import duality_gap
 from dptrain.strategies.matrices.lower_triangular import dense_from_diagonals
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 from dptrain.testing import StrategyContract
+from tests.helpers.schedules import linear_decay
+from tests.oracles.strategy_optima import duality_gap
 
 
 class TestColumnNormalized(StrategyContract):

@@ -11,13 +11,13 @@ from dptrain.sampling import BallsInBins, Shuffled
 from dptrain.strategies import BSR
 from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.matrices.dense_optimization import (
-    duality_gap,
     optimal_for_epochs,
     workload_factor,
 )
 from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
+from tests.oracles.strategy_optima import duality_gap
 
 
 def lag(n):

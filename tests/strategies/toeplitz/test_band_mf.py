@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dptrain.strategies import BandMF, Strategy
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 from dptrain.testing.strategy_contract import StrategyContract
+from tests.helpers.schedules import linear_decay
 
 N = 10
 

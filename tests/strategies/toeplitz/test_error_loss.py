@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.toeplitz.error_loss import (
     RowNorms,
     error_losses,
@@ -13,6 +13,7 @@ from dptrain.strategies.toeplitz.error_loss import (
     shifted_gram,
 )
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
+from tests.helpers.schedules import linear_decay
 
 
 def dense_workload(n):
