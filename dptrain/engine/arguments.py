@@ -24,6 +24,15 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
+LIMITS: dict[str, dict[str, Any]] = {
+    "max_grad_norm": {"above": 0},
+    "noise_multiplier": {"minimum": 0},
+    "target_epsilon": {"above": 0},
+    "target_delta": {"above": 0, "below": 1},
+}
+"""The range of each number that a run is asked."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CommonArguments:
     """The arguments of a run that are the same in a loop and in a trainer.

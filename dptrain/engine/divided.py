@@ -154,7 +154,12 @@ def read_folder(
     ranks = holder.ranks
     _agree(ranks, folder)
     with _all_alike(ranks):
-        reader = _reader(folder)
+        if not (folder / ".metadata").is_file():
+            raise ValueError(
+                f"folder={str(folder)!r} holds no checkpoint: name a folder that private.save() "
+                "made, and that every rank sees"
+            )
+        reader: Any = dcp.FileSystemReader(folder)
         known = {
             name.removeprefix(f"{_RUN}."): found
             for name, found in reader.read_metadata().state_dict_metadata.items()
@@ -172,29 +177,14 @@ def read_folder(
         dcp.load({_RUN: tensors}, storage_reader=reader, no_dist=alone)
     totals = _totals(_numbers(tensors, holder), ranks)
     with _all_alike(ranks):
-        damaged = [n for n, t in tensors.items() if _is_noise(n) and not _is_block(n, t)]
+        blocks = [(n, t) for n, t in tensors.items() if _is_noise(n)]
+        damaged = [n for n, t in blocks if n.rsplit(".", 1)[1] != checksum([t])]
         if damaged or totals != rest["private"].pop(_ENTRIES):
             raise ValueError(
                 f"the checkpoint {folder} is damaged: its tensors are not those that its checksum "
                 "was taken of when it was written; go on from a copy or from an earlier one"
             )
     return seal(_together(tensors, rest, holder))
-
-
-def _reader(folder: pathlib.Path) -> Any:
-    """Of the files of a checkpoint.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    import torch.distributed.checkpoint as dcp
-
-    if not (folder / ".metadata").is_file():
-        raise ValueError(
-            f"folder={str(folder)!r} holds no checkpoint: name a folder that private.save() made, "
-            "and that every rank sees"
-        )
-    return dcp.FileSystemReader(folder)
 
 
 def _agree(ranks: Ranks, folder: pathlib.Path) -> None:
@@ -268,7 +258,9 @@ def _apart(state: Mapping[str, Any], holder: Holder) -> tuple[Tensors, dict[str,
     if "blocks" in noise:  # of a FlatStream; another's is taken as it is
         for block, buffers in zip(noise["blocks"], noise["buffers"], strict=True):
             for place, buffer in enumerate(buffers):
-                found[_block_name(block, place, buffer)] = buffer
+                # Which entries of which row of noise, which of its buffers, and their checksum.
+                name = ".".join(["noise", *map(str, block), str(place), checksum([buffer])])
+                found[name] = buffer
         rest["private"]["noise"] = {**noise, "blocks": [], "buffers": []}
     return found, rest
 
@@ -357,7 +349,8 @@ def _together(
     numbers = itertools.count()
 
     def filled(single: torch.optim.Optimizer, states: Any) -> dict[str, Any]:
-        start, values = f"optimizer.{next(numbers)}.", {i: dict(v) for i, v in kept(states[0])}
+        start = f"optimizer.{next(numbers)}."
+        values = {index: dict(kept) for index, kept in states[0]["state"].items()}
         for key, tensor in tensors.items():
             if key.startswith(start):
                 index, name = key.removeprefix(start).split(".", 1)
@@ -369,9 +362,6 @@ def _together(
             return {**states[0], "state": values}
         places = {i: list(holder.place(p)) for i, p in enumerate(all_of(single)) if is_divided(p)}
         return {**states[0], "state": values, PIECES: places}
-
-    def kept(given: Mapping[str, Any]) -> Iterable[tuple[int, Mapping[str, Any]]]:
-        return given["state"].items()
 
     state["optimizer"] = for_each_part(holder.optimizer, [rest["optimizer"]], filled)
     blocks: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
@@ -389,16 +379,6 @@ def _together(
 
 def _is_noise(key: str) -> bool:
     return key.startswith("noise.")
-
-
-def _block_name(block: Iterable[int], place: int, buffer: torch.Tensor) -> str:
-    """Which entries of which row of noise, which of its buffers, and a checksum of them."""
-    return ".".join(["noise", *map(str, block), str(place), checksum([buffer])])
-
-
-def _is_block(key: str, buffer: torch.Tensor) -> bool:
-    """Whether a buffer holds what it did when it got its name."""
-    return key.rsplit(".", 1)[1] == checksum([buffer])
 
 
 def _numbers(

@@ -75,10 +75,8 @@ class PrivateOptimizer(DPOptimizer):
             step under way keeps the R, and the scales, that its first microbatch was clipped with.
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of ``step`` completed a logical step.
-        individual: what every example has spent, where an individual filter runs; private data.
         rounding: what the grid of the release costs.
         unreached: warns of parameters that no call reaches, on one of the ranks.
-        watch: what refuses steps that leave something behind in the module.
         owners: follows some of the steps, where that is wanted.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and each adds the noise (``Ranks``).

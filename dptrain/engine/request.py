@@ -22,7 +22,7 @@ from dptrain.distributed import (
     check_whole_optimizer,
     is_divided,
 )
-from dptrain.engine.arguments import RunArguments
+from dptrain.engine.arguments import LIMITS, RunArguments
 from dptrain.engine.options import GROUPS, Gradients, Loading, NoiseOptions
 from dptrain.engine.sliced import whole_because
 from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
@@ -156,15 +156,10 @@ def _in_range(asked: RunArguments) -> RunArguments:
         if value is not None or name in GROUPS:
             checks.instance(name, value, kind, example=example)
     seed = None if asked.seed is None else checks.integer("seed", asked.seed, minimum=0)
-    numbers: dict[str, dict[str, Any]] = {
-        "max_grad_norm": {"above": 0},
-        "noise_multiplier": {"minimum": 0},
-        "target_epsilon": {"above": 0, "remedy": "e.g. 8"},
-        "target_delta": {"above": 0, "below": 1, "remedy": _DELTA},
-    }
+    remedies = {"target_epsilon": "e.g. 8", "target_delta": _DELTA}
     found: dict[str, Any] = {
-        name: checks.number(name, value, **limits)
-        for name, limits in numbers.items()
+        name: checks.number(name, value, remedy=remedies.get(name, ""), **limits)
+        for name, limits in LIMITS.items()
         if (value := getattr(asked, name)) is not None or name == "max_grad_norm"
     }
     return dataclasses.replace(asked, seed=seed, **found)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dptrain import BandMF, Gradients, Loading, MinSep, PrivacyEngine
-from dptrain.engine.arguments import CommonArguments, RunArguments
+from dptrain.engine.arguments import LIMITS, CommonArguments, RunArguments
 from dptrain.sampling import Poisson
 from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
@@ -47,6 +47,7 @@ def test_fields_are_told_of_where_they_are():
     for kind in (CommonArguments, RunArguments):
         own = vars(kind)["__annotations__"]
         assert all(f"\n    {name}: " in inspect.getdoc(kind) for name in own)
+    assert set(LIMITS) < set(inspect.signature(CommonArguments).parameters)
 
 
 def test_what_python_says_of_a_keyword_is_said_of_the_method():

@@ -8,8 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.core import checks
+from dptrain.engine import LIMITS
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
+
+# What ``make_private`` calls the numbers that are asked for.
+_NUMBERS = {
+    "epsilon": "target_epsilon",
+    "delta": "target_delta",
+    "noise_multiplier": "noise_multiplier",
+    "per_example_max_grad_norm": "max_grad_norm",
+}
 
 
 def _option(default: Any, text: str) -> Any:
@@ -104,15 +113,9 @@ class PrivacyArguments:
             raise ValueError(
                 f"{owner}: delta= is missing: a number below 1/N for N examples, often 1/(2N)"
             )
-        limited: dict[str, dict[str, Any]] = {
-            "epsilon": {"above": 0},
-            "delta": {"above": 0, "below": 1},
-            "noise_multiplier": {"minimum": 0},
-            "per_example_max_grad_norm": {"above": 0},
-        }
-        for name, limits in limited.items():
+        for name, asked in _NUMBERS.items():
             if (value := getattr(self, name)) is not None:
-                setattr(self, name, checks.number(name, value, owner=owner, **limits))
+                setattr(self, name, checks.number(name, value, owner=owner, **LIMITS[asked]))
         for flag in ("secure_noise", "public_evaluation", "log_training_loss"):
             checks.flag(flag, getattr(self, flag), owner=owner)
         self.scheme = _settings("scheme", self.scheme, Scheme, owner)
