@@ -428,12 +428,7 @@ _NAMES = {
     "min-sep-renyi": "b-min-sep Rényi",
     "balls-in-bins-importance": "balls-in-bins importance sampling",
     "min-sep-importance": "b-min-sep importance sampling",
-    "min-sep-monte-carlo": "b-min-sep Monte Carlo",
     "min-sep-any-matrix": "r-min-sep Monte Carlo",
-    "balls-in-bins-monte-carlo": "balls-in-bins Monte Carlo",
-    "truncated-min-sep-monte-carlo": "truncated b-min-sep Monte Carlo",
-    "user-min-sep-monte-carlo": "user b-min-sep Monte Carlo",
-    "exposed-steps": "exposed steps",
 }
 
 

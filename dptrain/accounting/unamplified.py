@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
-
-from dptrain.accounting.base.curve import Curve, DeterministicAccountant
-from dptrain.accounting.losses import gaussian
-from dptrain.core import Array, Kind
+from dptrain.accounting.base.curve import DeterministicAccountant, GaussianCurve
+from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import CyclicPoisson, Poisson
 from dptrain.strategies import fixed_epoch_sensitivity
@@ -16,22 +11,6 @@ from dptrain.strategies.toeplitz import Toeplitz
 
 # Steps up to which all n²/e entries of the columns that meet are formed; Toeplitz needs n.
 _PERIODIC_UP_TO = 10_000
-
-
-@dataclasses.dataclass(frozen=True)
-class GaussianCurve(Curve):
-    """μ-GDP with μ = sensitivity/σ; both directions are the same."""
-
-    sensitivity: float
-
-    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """δ(ε) of the Gaussian mechanism, twice."""
-        value = np.exp(gaussian.log_delta(epsilon, self.sensitivity / sigma))
-        return value, value
-
-    def epsilon(self, sigma: float, delta: float) -> float:
-        """ε(δ) of the Gaussian mechanism."""
-        return gaussian.epsilon(delta, self.sensitivity / sigma)
 
 
 class UnsampledGaussian(DeterministicAccountant):

@@ -16,10 +16,10 @@ from dptrain.accounting.min_sep import (
     TruncatedMinSepImportance,
     min_sep_law,
     min_sep_refusal,
+    often_cut,
     whole_batches,
 )
-from dptrain.accounting.simulation import MonteCarloAccountant, SimulatedAccountant, samples_needed
-from dptrain.accounting.simulation.weighted import WeightedAccountant
+from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.amplified import amplified_settings
@@ -204,24 +204,15 @@ class _Trials:
             if isinstance(member, SimulatedAccountant)
             and (member.name in automatic or member.cost(asked) is not Cost.HOURS)
         ]
-        plain = [
-            each.accountant
-            for each in accountants_for(mechanism)
-            if each.refusal is None and isinstance(each.accountant, MonteCarloAccountant)
-        ]
-        if not simulating or not plain:
+        if not simulating:
             if not results:
                 yield Skipped(candidate, "no accountant answers for it in reasonable time")
             return
-        quickest = min(plain, key=lambda m: m.simulation(asked).work)
-        weighted = [m for m in simulating if isinstance(m, WeightedAccountant)]
-        states = next((m for m in simulating if m.name in automatic), (*weighted, quickest)[0])
-        # Weighted samples certify nearly the target; plain ones keep half of δ for the verdict.
-        delta = self.question.delta
-        target = delta if states in weighted else samples_needed(delta).threshold
-        # A cap under which those samples answer is not met in a way that shows.
+        states = next((m for m in simulating if m.name in automatic), simulating[0])
+        target = self.question.delta  # certificates show nearly that
+        # A cap under which whole batches answer is not met in a way that shows.
         probe = asked
-        if isinstance(states, TruncatedMinSepImportance):
+        if isinstance(states, TruncatedMinSepImportance) and not often_cut(asked):
             probe = whole_batches(asked)
         if min_sep_refusal(probe) is None:
             fresh = TiltedEstimate(self.question.epsilon, target), None
@@ -229,8 +220,8 @@ class _Trials:
             sigma = tilted.noise(min_sep_law(probe), last)
             self._tilted[target] = tilted, sigma
         else:
-            simulation = quickest.simulation(asked)
-            sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)
+            losses = states.law(asked).losses
+            sigma = estimate_noise(losses, epsilon=self.question.epsilon, target=target)
         if any(proven <= sigma for proven, _, _ in results):
             yield Skipped(candidate, f"{states.name} promises no less noise than what is proven")
             return

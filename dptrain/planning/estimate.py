@@ -73,7 +73,7 @@ def _deltas(
     """Mean of (1 - e^{ε-L})_+ at every σ, the larger of both directions."""
     totals = np.zeros((2, len(sigmas)))
     for block in loss_chunks(
-        simulation, list(sigmas), "both", seed=seed, samples=samples, threads=default_threads()
+        simulation, list(sigmas), seed=seed, samples=samples, threads=default_threads()
     ):
         totals += hockey_stick(block, epsilon).sum(axis=2)
     worst: Array = totals.max(axis=0) / samples

@@ -47,7 +47,7 @@ def losses_a_second(simulation: Any, sigmas: list[float], samples: int) -> float
 
     def run(count: int) -> int:
         options = {"seed": [1], "samples": count, "threads": default_threads()}
-        return sum(b.size for b in loss_chunks(simulation, sigmas, "both", **options))
+        return sum(b.size for b in loss_chunks(simulation, sigmas, **options))
 
     run(simulation.lanes)
     seconds, drawn = timed(lambda: run(samples))
@@ -102,7 +102,8 @@ def balls_in_bins_losses() -> Row:
 def certificate() -> Row:
     """σ of b-min-sep (n = 1,000, 16 bands, p = .01) for ε = 2, and the samples behind it."""
     from dptrain.accounting.min_sep import MinSepImportance
-    from dptrain.accounting.simulation import samples_needed
+    from dptrain.accounting.simulation.confidence import counted_split
+    from dptrain.accounting.simulation.verdicts import Rule
 
     mechanism = min_sep(1000)
     found = {}
@@ -113,7 +114,7 @@ def certificate() -> Row:
         assert evidence is not None
         sides = [row[side] for row in evidence["grid"] for side in ("remove", "add") if row[side]]
         most = max(side["samples"] for side in sides)
-        plain = samples_needed(delta).samples
+        plain = Rule.plain(*counted_split(delta, 1), 10**9).span(1.0)[0]
         found[f"delta={delta:g}"] = {
             "seconds": seconds, "sigma": shown.noise_multiplier,
             "deterministic_sigma": evidence["ceiling"], "samples_a_direction": most,

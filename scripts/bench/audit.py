@@ -41,7 +41,7 @@ from dptrain import (
     profile,
 )
 from dptrain.accounting import find_accountants
-from dptrain.accounting.simulation.weighted import WeightedAccountant
+from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.auditing import StatedCurve, audit_mechanism
 
 OUT = pathlib.Path(__file__).parent / "results" / "audit.json"
@@ -70,7 +70,7 @@ Row = dict[str, Any]
 def stated_at(mechanism: MatrixMechanism, epsilon: float) -> dict[str, float]:
     """What the accountant says of both directions, nearer to the truth where samples make it so."""
     accountant = find_accountants(mechanism)[0]
-    if isinstance(accountant, WeightedAccountant):
+    if isinstance(accountant, SimulatedAccountant):
         samples = SHARPER * accountant.profile_samples
         accountant = dataclasses.replace(accountant, profile_samples=samples)
     found = profile(mechanism, np.array([epsilon]), accountant=accountant)

@@ -10,6 +10,7 @@ Run: PYTHONPATH=. python scripts/bench/min_sep_losses.py [--samples 400000] [--t
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import resource
 import time
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 
 from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
-from dptrain.accounting.simulation import default_threads, loss_chunks
+from dptrain.accounting.simulation import default_threads
+from dptrain.accounting.simulation.simulation import chunks
 from dptrain.strategies import BandMF
 
 
@@ -55,10 +57,9 @@ def main() -> None:
     for sigmas in ([2.0], [1.9, 2.0, 2.1, 2.2]):
         for direction in ("remove", "add", "both"):
             start, cpu, losses = time.perf_counter(), time.process_time(), 0
-            for block in loss_chunks(
-                simulation,
-                sigmas,
-                direction,
+            for block in chunks(
+                functools.partial(simulation.draw, sigmas, direction),
+                lanes=simulation.lanes,
                 seed=[1],
                 samples=options.samples,
                 threads=options.threads,

@@ -39,7 +39,7 @@ def main() -> None:
     )
     start = time.perf_counter()
     accountant = MinSepImportance(engine=options.engine)
-    terms = accountant.bounds(mechanism).tilted(options.sigma)(10.0)["remove"]
+    terms = accountant.law(mechanism).terms(options.sigma)(10.0)["remove"]
     terms.draw(np.random.default_rng(0), terms.lanes)
     print(f"moments, messages and the first {terms.lanes}: {time.perf_counter() - start:.1f} s")
 

@@ -63,7 +63,7 @@ Points = list[tuple[float, float, float, float]]
 class Estimator:
     """Estimates δ(ε) of (1/b) Σ_i N(m_i, σ²I) and N(0, σ²I) by importance sampling; no bound.
 
-    Plain losses (``BallsInBinsMonteCarlo.estimate``) meet δ = 1e-5 once in a hundred thousand
+    Losses without weights (``BallsInBinsLosses``) meet δ = 1e-5 once in a hundred thousand
     draws where ε is large. Here y is drawn from an even mixture R of laws under which they are
     common: bins with longer means (remove) and Gaussians moved along ± Σ m_i; weighted by P/R or
     Q/R. Only the numbers <m_i, y> are drawn, of covariance σ²G, G the Gram matrix of the m_i.

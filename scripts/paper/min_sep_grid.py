@@ -17,8 +17,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dptrain.accounting import Accountant
-from dptrain.accounting.balls_in_bins import BallsInBinsMonteCarlo
-from dptrain.accounting.min_sep import MinSepImportance, MinSepMonteCarlo
+from dptrain.accounting.balls_in_bins import BallsInBinsImportance
+from dptrain.accounting.min_sep import MinSepImportance
 from dptrain.accounting.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, CyclicPoisson, MinSep, Scheme
@@ -123,9 +123,9 @@ class Search:
     def _simulated(self, pair: tuple[int, int]) -> Best:
         if pair not in self._known:
             bands, b = pair
-            accountant: Accountant = MinSepMonteCarlo(seed=self._seed)
+            accountant: Accountant = MinSepImportance(seed=self._seed)
             if b == self._length:
-                accountant = BallsInBinsMonteCarlo(seed=self._seed)
+                accountant = BallsInBinsImportance(seed=self._seed)
             self._known[pair] = self._best(self._min_sep(b), bands, accountant)
         return self._known[pair]
 

@@ -1,5 +1,4 @@
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.mechanism import MatrixMechanism
@@ -60,23 +59,3 @@ class TestBallsInBinsDense(AccountantContract):
 
     def mechanism(self):
         return MatrixMechanism(scheme=FEW_BINS, strategy=BSR(bands=16), noise_multiplier=4.0)
-
-
-class TestMinSepMonteCarlo(AccountantContract):
-    """Seeds are fixed: what passes once passes always."""
-
-    simulated = True
-    delta = 1e-3
-    deepest_delta = 1e-4
-
-    def accountant(self):
-        return MinSepMonteCarlo(seed=11, progress=False, profile_samples=100_000)
-
-    def mechanism(self):
-        scheme = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=24)
-        return MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=2.0)
-
-    def refused_mechanism(self):
-        return MatrixMechanism(
-            scheme=self.mechanism().scheme, strategy=BSR(bands=5), noise_multiplier=1.0
-        )

@@ -26,7 +26,7 @@ def test_chooses_by_the_pair():
     assert (found.accountant, found.kind) == ("balls-in-bins-importance", Kind.CONFIDENCE)
     rare = MinSep(probability=0.1, min_sep=4, dataset_size=2000, steps=40)
     members = {a.name: a.reason for a in accountants_for(mechanism(rare, BSR(bands=2)))}
-    assert members["min-sep-monte-carlo"] is None
+    assert members["min-sep-importance"] is None
     assert "Poisson" in members["poisson-pld"]
 
 

@@ -178,11 +178,11 @@ def test_a_name_is_given_once():
 
 def test_nobody_gives_ours_other_options():
     """Else a package that is imported could loosen the proofs that answer by themselves."""
-    ours = accountant_named("min-sep-monte-carlo")
+    ours = accountant_named("min-sep-importance")
     assert register_accountant(dataclasses.replace(ours)) == ours  # a module, loaded again
     with pytest.raises(ValueError, match="registered with other options"):
         register_accountant(dataclasses.replace(ours, failure_probability=0.5))
-    assert accountant_named("min-sep-monte-carlo") == ours
+    assert accountant_named("min-sep-importance") == ours
 
 
 @pytest.mark.parametrize(

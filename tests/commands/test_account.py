@@ -195,9 +195,9 @@ def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):
     folder = tmp_path / "certificates"
     command = [
         sys.executable, "-m", "dptrain", "calibrate",
-        "--scheme", "MinSep", "batch_size=50", "min_sep=2", "--strategy", "BSR", "bands=2",
+        "--scheme", "MinSep", "batch_size=50", "min_sep=2", "--strategy", "SquareRoot",
         "--dataset-size", "1000", "--steps", "20", "--epsilon", "4", "--delta", "1e-5",
-        "--accountant", "min-sep-monte-carlo", "--certificates", str(folder),
+        "--accountant", "min-sep-any-matrix", "--certificates", str(folder),
     ]  # fmt: skip
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ, preexec_fn=hear_ctrl_c

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from dptrain.accounting.simulation import Simulation
+from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.commands import certify, main
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
@@ -138,7 +138,7 @@ def test_the_example_of_a_plan_is_a_question(capsys, monkeypatch, tmp_path):
 
 
 def test_the_example_of_a_certificate_is_a_simulation(capsys, tmp_path, monkeypatch):
-    """As far as the request: drawing the samples would take longer."""
+    """As far as the question: drawing the samples would take longer."""
     ((*start, mechanism), options) = (lambda line: (line[:4], line[4:]))(
         *examples(capsys, certify.main)
     )
@@ -147,5 +147,10 @@ def test_the_example_of_a_certificate_is_a_simulation(capsys, tmp_path, monkeypa
     scheme = MinSep.for_batch_size(batch_size=20, dataset_size=10**5, min_sep=4, steps=8)
     pair = MatrixMechanism(scheme=scheme, strategy=BandMF(bands=4).bind(8), noise_multiplier=1.0)
     pathlib.Path(mechanism).write_text(pair.to_json(), encoding="utf-8")
-    found = certify.requested_simulation(certify._parser().parse_args([mechanism, *options]))
-    assert isinstance(found, Simulation)
+
+    def asked(accountant, mechanism, *, epsilon, delta):
+        raise ValueError(f"{accountant.name} for epsilon={epsilon}, delta={delta}")
+
+    monkeypatch.setattr(SimulatedAccountant, "calibrate", asked)
+    assert certify.main([mechanism, *options]) == 2
+    assert "min-sep-importance for epsilon=8.0, delta=1e-06" in capsys.readouterr().err

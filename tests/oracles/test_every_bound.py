@@ -12,8 +12,7 @@ import pytest
 
 from dptrain.accounting import registered_accountants
 from dptrain.accounting.base.accountant import Accountant
-from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.simulation.weighted.accountant import WeightedAccountant
+from dptrain.accounting.simulation import SimulatedAccountant
 from tests.oracles.random_mechanisms import FAMILIES, Subject, subjects
 from tests.oracles.true_delta import Evidence
 
@@ -28,11 +27,7 @@ FIRST = 1  # mechanisms of a family in the default run
 
 def seeded(member: Accountant, seed: int) -> Accountant:
     """The accountant; a simulating one with a fixed seed and few samples."""
-    if isinstance(member, MonteCarloAccountant):
-        return dataclasses.replace(
-            member, seed=seed, profile_samples=10_000, threads=1, progress=False
-        )
-    if isinstance(member, WeightedAccountant):
+    if isinstance(member, SimulatedAccountant):
         return dataclasses.replace(member, seed=seed, threads=1, progress=False)
     return member
 
@@ -55,7 +50,7 @@ def compare(subject: Subject, seed: int) -> int:
         epsilons = np.unique(np.append(epsilons, [0.0, 2 * epsilons[-1] + 0.3]))
     members = answering(subject, seed)
     for member in members:
-        weighted = isinstance(member, WeightedAccountant)
+        weighted = isinstance(member, SimulatedAccountant)
         some = epsilons[-1:] if weighted else epsilons
         if weighted or seed % 2 == 0:  # the guarantees of every mechanism, every second's profiles
             check_profile(subject, member, evidence, some)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BandMF
+from tests.helpers.plain_means import estimate
 from tests.oracles import enumeration as oracle
 from tests.oracles import quadrature
 
@@ -107,13 +108,13 @@ def test_simulated_delta_against_quadrature(p: float, warm: bool) -> None:
     made = mechanism(p, 2, c, warm=warm)
     law = (oracle.min_sep_warm if warm else oracle.min_sep_cold)(2, p, 2)
     matrix, grid = oracle.toeplitz(c, 2), np.array([0.05, 0.4, 1.2])
-    accountant = MinSepMonteCarlo(seed=9, profile_samples=200_000, progress=False, threads=1)
-    estimate, upper = accountant.estimate(made, grid), accountant.profile(made, grid)
+    accountant = MinSepImportance(seed=9, progress=False, threads=1)
+    plain, upper = estimate(accountant, made, grid, seed=9), accountant.profile(made, grid)
     least = accountant.guarantee(made, delta=delta).epsilon
     for remove in (True, False):
         truth = np.array([quadrature.delta(law, matrix, 0.9, e, remove=remove) for e in grid])
-        mean = estimate.remove if remove else estimate.add
-        error = estimate.remove_error if remove else estimate.add_error
+        mean = plain.remove if remove else plain.add
+        error = plain.remove_error if remove else plain.add_error
         # Where δ is tiny no draw may hit, and the empirical error says nothing.
         checked = truth > 1e-4
         assert checked.any()
@@ -123,7 +124,7 @@ def test_simulated_delta_against_quadrature(p: float, warm: bool) -> None:
 
 
 def test_certain_warm_min_sep_has_the_epsilon_of_balls_in_bins() -> None:
-    accountant = MinSepMonteCarlo(seed=11, samples=20_000, progress=False, threads=1)
+    accountant = MinSepImportance(seed=11, progress=False, threads=1)
     one = mechanism(1.0, 2, (1.0, 0.6), warm=True)
     other = MatrixMechanism(
         scheme=BallsInBins(bins=2, epochs=1, dataset_size=10),

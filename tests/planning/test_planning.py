@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import calibrate
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep import MinSepLosses, min_sep_law
 from dptrain.commands.cli import main
 from dptrain.configuration import build_scheme, build_strategy, read_yaml
 from dptrain.core.guarantee import Kind
@@ -166,7 +166,7 @@ def test_estimate_is_near_an_exact_answer(epsilon):
     scheme = Poisson(probability=0.05, dataset_size=10_000, steps=60)
     mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
     exact = calibrate(scheme=scheme, strategy=Identity(), epsilon=epsilon, delta=5e-6).mechanism
-    found = estimate_noise(MinSepMonteCarlo().simulation(mechanism), epsilon=epsilon, target=5e-6)
+    found = estimate_noise(MinSepLosses(min_sep_law(mechanism)), epsilon=epsilon, target=5e-6)
     assert found == pytest.approx(exact.noise_multiplier, rel=0.05)
 
 

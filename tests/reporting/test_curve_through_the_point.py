@@ -11,7 +11,7 @@ import pytest
 
 from dptrain.accounting import Profile, TradeOff, account, profile
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep import MinSepAnyMatrix
 from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.plots import plot_privacy
@@ -210,7 +210,7 @@ def test_a_certified_run_is_drawn_through_its_point(tmp_path, monkeypatch) -> No
 
     scheme = MinSep(probability=0.2, min_sep=4, steps=20, dataset_size=40)
     plain = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
-    member = MinSepMonteCarlo(seed=3, profile_samples=2000, progress=False, threads=1)
+    member = MinSepAnyMatrix(seed=3, profile_samples=2000, progress=False, threads=1)
     found = member.calibrate(plain, epsilon=1.0, delta=0.01)
     assert found.kind is Kind.VERIFIED
     assert found.certificate is not None

@@ -32,7 +32,7 @@ def _guarantee(**changes: object) -> Guarantee:
         "strategy_hash": "ab" * 32,
         "noise_multiplier": 1.25,
         "steps_planned": 100,
-        "accountant": "min-sep-monte-carlo",
+        "accountant": "min-sep-importance",
         "kind": Kind.VERIFIED,
         "mechanism_hash": "cd" * 32,
         "steps_executed": 100,
@@ -49,7 +49,7 @@ def _profile() -> Profile:
         remove=np.exp(-epsilon),
         add=np.where(epsilon < 9, np.exp(-1.1 * epsilon), 0.0),
         kind=Kind.ESTIMATE,
-        accountant="min-sep-monte-carlo",
+        accountant="min-sep-importance",
     )
 
 

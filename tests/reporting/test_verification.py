@@ -142,7 +142,7 @@ def changed(value, path, new):
         (["attacks", "mu"], 0.001, "what an attack can reach"),
         (["profile", "delta_add", 3], 1e-9, "the curve states δ = 1e-09 (add)"),
         (["profile", "kind"], "upper bound", "how the curve was shown"),
-        (["profile", "accountant"], "min-sep-monte-carlo", "the curve δ(ε) is not reproduced"),
+        (["profile", "accountant"], "min-sep-importance", "the curve δ(ε) is not reproduced"),
         (["profile", "delta_add"], [0.1], "not as many δ as ε"),
     ],
     ids=str,

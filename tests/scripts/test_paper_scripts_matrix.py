@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
+from dptrain.accounting.balls_in_bins import BallsInBinsLosses
 from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.strategies import BSR
 from scripts.paper import (
@@ -17,6 +17,7 @@ from scripts.paper import (
 )
 from scripts.paper.balls_in_bins_curves import Estimator, Panel, sigma_at
 from scripts.paper.common import read_csv
+from tests.helpers.plain_means import means
 
 pytest.importorskip("matplotlib")
 
@@ -56,9 +57,8 @@ def test_importance_sampling_agrees_with_plain_losses(remove):
     mechanism = Panel("", lambda: BSR(bands=3), bins=8).mechanism(sigma)
     gram = gram_matrix(mechanism.strategy, steps=8, bins=8)
     weighted, error = Estimator(gram, sigma, remove=remove, samples=samples).delta(epsilon)
-    plain = BallsInBinsMonteCarlo(seed=1, profile_samples=samples, progress=False).estimate(
-        mechanism, [epsilon]
-    )
+    losses = BallsInBinsLosses(mechanism.strategy, 8, 8)
+    plain = means(losses, sigma, [epsilon], samples=samples)
     which = (plain.remove, plain.remove_error) if remove else (plain.add, plain.add_error)
     assert abs(weighted - which[0][0]) < 6 * np.hypot(error, which[1][0])
 

@@ -7,7 +7,6 @@ from dptrain.accounting.balls_in_bins.conditional_composition import (
 )
 from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
 from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, BallsInBinsLosses
-from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
 from dptrain.accounting.balls_in_bins.one_pick import AllocationCurve, AllocationPLD, picks_refusal
 from dptrain.accounting.balls_in_bins.posterior_hazards import Step, hazard_log_odds, steps
 from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
@@ -21,7 +20,6 @@ __all__ = [
     "AllocationPLD",
     "BallsInBinsImportance",
     "BallsInBinsLosses",
-    "BallsInBinsMonteCarlo",
     "BallsInBinsRenyi",
     "ConditionalComposition",
     "RandomAllocationRenyi",

@@ -9,21 +9,19 @@ from typing import Any
 from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
 from dptrain.accounting.balls_in_bins.importance_terms import TiltedBallsInBins
 from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses
-from dptrain.accounting.balls_in_bins.monte_carlo import MOST_BINS
 from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi, periodic_refusal
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.simulation.weighted.accountant import (
-    Bounds,
-    TermsAtEpsilon,
-    WeightedAccountant,
-)
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation.law import SimulatedLaw, TermsAtEpsilon
 from dptrain.mechanism import MatrixMechanism
 
+MOST_BINS = 8192  # a factor of half a gigabyte
 
-class _BallsInBinsBounds(Bounds):
+
+class _BallsInBinsLaw(SimulatedLaw):
     """The least of the deterministic accountants that would answer without simulation."""
 
     def __init__(self, mechanism: MatrixMechanism) -> None:
@@ -36,18 +34,18 @@ class _BallsInBinsBounds(Bounds):
         return self._proven.curve(self._mechanism)
 
     @functools.cached_property
-    def _losses(self) -> BallsInBinsLosses:
+    def losses(self) -> BallsInBinsLosses:
         scheme = self._mechanism.scheme
         return BallsInBinsLosses(self._mechanism.strategy, scheme.steps, scheme.min_sep)
 
     @functools.cached_property
     def _tilted(self) -> TiltedBallsInBins:
-        return TiltedBallsInBins(self._losses)
+        return TiltedBallsInBins(self.losses)
 
     def to_dict(self) -> dict[str, Any]:
-        return self._losses.to_dict()
+        return self.losses.to_dict()
 
-    def tilted(self, sigma: float) -> TermsAtEpsilon:
+    def terms(self, sigma: float) -> TermsAtEpsilon:
         return self._tilted.at(sigma).both
 
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
@@ -57,7 +55,7 @@ class _BallsInBinsBounds(Bounds):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBinsImportance(WeightedAccountant):
+class BallsInBinsImportance(SimulatedAccountant):
     """Refines the deterministic bounds of balls-in-bins with any C by weighted samples.
 
     The terms are those of ``TiltedBallsInBins``, drawn in b dimensions. What it states is
@@ -95,6 +93,6 @@ class BallsInBinsImportance(WeightedAccountant):
         """Seconds at δ = 1e-5 and a hundred bins, beside the deterministic bounds."""
         return Cost.MINUTES
 
-    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
+    def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
         """Those of the deterministic accountants."""
-        return _BallsInBinsBounds(mechanism)
+        return _BallsInBinsLaw(mechanism)

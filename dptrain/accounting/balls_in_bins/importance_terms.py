@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, UNIT, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.renyi import log_delta_add
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
-from dptrain.accounting.simulation.weighted.terms import (
+from dptrain.accounting.simulation.terms import (
     WeightedTerms,
     below_linear_loss,
     noise_along,

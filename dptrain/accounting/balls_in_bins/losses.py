@@ -147,15 +147,12 @@ class BallsInBinsLosses(Simulation):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
-        """Draw losses, every σ by itself, whatever ``several`` says.
+        """Draw losses, every σ by itself.
 
         Both directions and all σ share the products <m̃_j, z> of one z: under Q these are y's up to
         σ, under P row i of G̃ is added to them, i uniform.
         """
-        del several
         directions = DIRECTIONS if direction == "both" else (direction,)
         losses = np.empty((len(directions), len(sigmas), size))
         chosen = rng.integers(self.bins, size=size)

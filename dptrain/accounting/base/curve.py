@@ -24,6 +24,7 @@ from dptrain.accounting.base.statement import (
     statement,
     without_noise,
 )
+from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_scale
 from dptrain.core import Array, Guarantee
 from dptrain.mechanism import MatrixMechanism
@@ -103,6 +104,22 @@ class Curve(ABC):
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """Remarks that belong to the statement at (σ, δ)."""
         return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianCurve(Curve):
+    """μ-GDP with μ = sensitivity/σ; both directions are the same."""
+
+    sensitivity: float
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """δ(ε) of the Gaussian mechanism, twice."""
+        value = np.exp(gaussian.log_delta(epsilon, self.sensitivity / sigma))
+        return value, value
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """ε(δ) of the Gaussian mechanism."""
+        return gaussian.epsilon(delta, self.sensitivity / sigma)
 
 
 class DeterministicAccountant(Accountant):

@@ -1,21 +1,21 @@
 """Accountants of b-min-sep sampling."""
 
 from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.law import MinSepLaw, participations
-from dptrain.accounting.min_sep.losses import MinSepLosses
-from dptrain.accounting.min_sep.monte_carlo import (
-    MinSepMonteCarlo,
+from dptrain.accounting.min_sep.law import (
+    MinSepLaw,
     min_sep_law,
     min_sep_refusal,
+    participations,
 )
+from dptrain.accounting.min_sep.losses import MinSepLosses
 from dptrain.accounting.min_sep.recursion import LogRecursion
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
 from dptrain.accounting.min_sep.truncated import (
     FullBatches,
     TruncatedMinSepImportance,
-    TruncatedMinSepMonteCarlo,
     TruncatedMinSepRenyi,
+    often_cut,
     whole_batches,
 )
 
@@ -25,14 +25,13 @@ __all__ = [
     "MinSepImportance",
     "MinSepLaw",
     "MinSepLosses",
-    "MinSepMonteCarlo",
     "MinSepRenyi",
     "TiltedEstimate",
     "TruncatedMinSepImportance",
-    "TruncatedMinSepMonteCarlo",
     "TruncatedMinSepRenyi",
     "min_sep_law",
     "min_sep_refusal",
+    "often_cut",
     "participations",
     "whole_batches",
 ]

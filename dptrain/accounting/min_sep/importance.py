@@ -9,15 +9,13 @@ from typing import Any, get_args
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
+from dptrain.accounting.min_sep.law import min_sep_law, min_sep_refusal
+from dptrain.accounting.min_sep.losses import MinSepLosses
 from dptrain.accounting.min_sep.moments.tilted import Asked, engine
-from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
-from dptrain.accounting.simulation.weighted.accountant import (
-    Bounds,
-    TermsAtEpsilon,
-    WeightedAccountant,
-    least_shown,
-)
+from dptrain.accounting.simulation import Simulation
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation.law import SimulatedLaw, TermsAtEpsilon, least_shown
 from dptrain.core import checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
@@ -29,8 +27,8 @@ _QUICK_WORK = 2 * 10**8
 _MOST_ROWS, _ROW = 5e11, 100
 
 
-class MinSepBounds(Bounds):
-    """Bounds that rest on those of whole batches: the orders that take no time first.
+class WholeBatches(SimulatedLaw):
+    """A law whose bounds rest on those of whole batches: the orders that take no time first.
 
     Args:
         whole: the moments of whole batches.
@@ -66,17 +64,22 @@ class MinSepBounds(Bounds):
             return None
         return least_shown(self._curve, epsilon, delta, progress=progress, start=sigma)
 
+    @property
+    def losses(self) -> Simulation:
+        """Those of whole batches."""
+        return MinSepLosses(self.whole.law, "cuda" if self._asked == "cuda" else "auto")
+
     def to_dict(self) -> dict[str, Any]:
         """The law of whole batches, and what draws."""
         law = self.whole.law
         # A seed means other draws in another one.
         return {**law.to_dict(), "engine": engine(law, self._asked)}
 
-    def tilted(self, sigma: float) -> TermsAtEpsilon:
+    def terms(self, sigma: float) -> TermsAtEpsilon:
         """Those of whole batches."""
-        return self.terms(sigma).both
+        return self.at(sigma).both
 
-    def terms(self, sigma: float) -> TiltedMinSep:
+    def at(self, sigma: float) -> TiltedMinSep:
         """The terms of whole batches at σ, the last ones kept."""
         # One at a time: its messages may take a gigabyte.
         if self._last is None or self._last[0] != sigma:
@@ -85,7 +88,7 @@ class MinSepBounds(Bounds):
         return self._last[1]
 
 
-class _WholeBounds(MinSepBounds):
+class _MinSepLaw(WholeBatches):
     @property
     def most_samples(self) -> int:
         law = self.whole.law
@@ -93,7 +96,7 @@ class _WholeBounds(MinSepBounds):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepImportance(WeightedAccountant):
+class MinSepImportance(SimulatedAccountant):
     """Certifies b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``.
 
     Args:
@@ -135,6 +138,6 @@ class MinSepImportance(WeightedAccountant):
         """Minutes at most at the usual δ."""
         return Cost.MINUTES
 
-    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
+    def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
         """Rényi divergences of small orders, and a Gaussian loss in the add direction."""
-        return _WholeBounds(MinSepRenyiCurve(min_sep_law(mechanism)), self.engine)
+        return _MinSepLaw(MinSepRenyiCurve(min_sep_law(mechanism)), self.engine)

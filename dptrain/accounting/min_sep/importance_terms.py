@@ -27,7 +27,7 @@ from dptrain.accounting.min_sep.moments.tilted import (
 )
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import ROUNDING, Indices, Replicas, largest_order
-from dptrain.accounting.simulation.weighted.terms import (
+from dptrain.accounting.simulation.terms import (
     OnDemand,
     WeightedTerms,
     below_linear_loss,

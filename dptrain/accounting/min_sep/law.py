@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.accounting.base.accountant import truncation_refusal
 from dptrain.core import Array, checks
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import BallsInBins, MinSep, Poisson
+from dptrain.strategies.toeplitz import BandedToeplitz
 
 Indices = npt.NDArray[np.int64]
 
@@ -170,3 +174,57 @@ def participations(law: MinSepLaw, rng: np.random.Generator, size: int) -> tuple
     keys = np.concatenate(found)
     order = np.argsort(keys, kind="stable")[: np.count_nonzero(keys < law.steps)]
     return keys[order].astype(np.int64), order % size
+
+
+def min_sep_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for MinSep, BallsInBins, Poisson, not cut, with a banded Toeplitz C, bands ≤ b."""
+    if reason := truncation_refusal(mechanism.scheme):
+        return reason
+    if not isinstance(mechanism.scheme, MinSep | BallsInBins | Poisson):
+        name = type(mechanism.scheme).__name__
+        return f"{name} sampling is not b-min-sep, balls-in-bins or Poisson"
+    return banded_refusal(mechanism)
+
+
+def banded_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for a banded Toeplitz C with bands ≤ b."""
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    if not isinstance(strategy, BandedToeplitz):
+        return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
+    if strategy.bands > scheme.min_sep:
+        return (
+            f"{strategy.bands} bands exceed the minimum separation b = {scheme.min_sep}; "
+            "use at most b bands"
+        )
+    return None
+
+
+def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
+    """The law of a mechanism that ``min_sep_refusal`` does not refuse.
+
+    Two further schemes have the law of b-min-sep sampling for one example, which is all that the
+    pair (P, Q) depends on:
+
+    * ``BallsInBins(b)`` is MinSep(p = 1, warm start): the warm start is available with weight 1 or
+      barred for s = 1..b-1 steps with weight p = 1 each, so the first participation is uniform on
+      the first b steps, and with p = 1 the example returns exactly every b steps.
+    * ``Poisson(p)`` is MinSep(b = 1): nothing is ever barred. (With one band, composition is
+      sharper and quicker.)
+    """
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    assert isinstance(strategy, BandedToeplitz)
+    checks.invariant(
+        scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
+    )
+    probability, warm_start = 1.0, True
+    if isinstance(scheme, MinSep):
+        probability, warm_start = scheme.probability, scheme.warm_start
+    elif isinstance(scheme, Poisson):
+        probability = scheme.probability
+    return MinSepLaw(
+        coefficients=strategy.first_column(scheme.steps),
+        probability=probability,
+        min_sep=scheme.min_sep,
+        steps=scheme.steps,
+        warm_start=warm_start,
+    )

@@ -78,19 +78,16 @@ def _run(
     fill: Callable[[int, Array], None],
     directions: Sequence[Direction] = ("add",),
     signal: _Signal | None = None,
-    several: bool = False,
 ) -> None:
     """Feed every recursion with its exponents <c_i, y>/σ², from the last row to the first.
 
     ``fill(first_row, block)`` writes z into the rows of ``block``; y = C x + σ z, so the exponents
     are (C^T z)/σ + (C^T C x)/σ², without the second term for "add". The recursions' lanes are those
-    of the first direction, then those of the second; both share z and its product. So do several
-    σ; with ``several`` the result for one does not depend, bit for bit, on the others.
+    of the first direction, then those of the second; both share z and its product, and so do
+    several σ.
     """
     rows, halo, n = law.block_rows, law.bands - 1, law.steps
-    checks.invariant(
-        several or len(sigmas) == 1, "several noise multipliers came to a simulation of one"
-    )
+    several = len(sigmas) > 1
     checks.invariant(
         (signal is not None) == ("remove" in directions),
         "a signal goes with the direction of removal, and with no other",
@@ -171,17 +168,15 @@ def sample_losses(
     size: int,
     *,
     log_space: bool | None = None,
-    several: bool | None = None,
 ) -> Array:
     """Privacy losses, independent within a row: shape (len(sigmas), size).
 
     ``"remove"`` draws y ~ P and returns log P/Q; ``"add"`` draws y ~ Q and returns log Q/P;
     ``"both"`` returns both in shape (2, len(sigmas), size), in the order of DIRECTIONS, for about
     three quarters of the work. The entries of one row are independent; rows share their noise and
-    participations, so a column shows one draw at several σ and in both directions. ``several``
-    makes the values for one σ bit for bit the same however many others there are (by default only
-    if there are others). Time runs backwards in blocks, so memory does not grow with n beyond the
-    participations. Everything is float64; the error of a loss is below 1e-10.
+    participations, so a column shows one draw at several σ and in both directions. Time runs
+    backwards in blocks, so memory does not grow with n beyond the participations. Everything is
+    float64; the error of a loss is below 1e-10.
     """
     directions = DIRECTIONS if direction == "both" else (direction,)
     signal = _Signal(law, rng, size) if "remove" in directions else None
@@ -191,8 +186,7 @@ def sample_losses(
         rng.standard_normal(out=block)
 
     recursions = _recursions(law, sigmas, len(directions) * size, log_space)
-    several = len(sigmas) > 1 if several is None else several
-    _run(law, recursions, sigmas, size, fill, directions, signal, several)
+    _run(law, recursions, sigmas, size, fill, directions, signal)
     losses = np.empty((len(directions), len(sigmas), size))
     for index, recursion in enumerate(recursions):
         losses[:, index] = recursion.log_ratio(law.warm_start).reshape(len(directions), size)
@@ -246,16 +240,6 @@ class MinSepLosses(Simulation):
         return self.law.sensitivity
 
     @property
-    def participation(self) -> float:
-        """Chance that an example takes part at all, rounded up."""
-        return self.law.participation
-
-    @property
-    def add_limit(self) -> float:
-        """-log Pr[x = 0], rounded up."""
-        return self.law.add_limit
-
-    @property
     def work(self) -> int:
         """Number of steps."""
         return self.law.steps
@@ -277,12 +261,10 @@ class MinSepLosses(Simulation):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
         """Draw losses by the engine; all of them are coupled with those of ``sample_losses``."""
         if self.engine == "numpy":
-            return sample_losses(self.law, sigmas, direction, rng, size, several=several)
+            return sample_losses(self.law, sigmas, direction, rng, size)
         directions = DIRECTIONS if direction == "both" else (direction,)
         sample = min_sep_compiled.sample
         if self.engine == "cuda":

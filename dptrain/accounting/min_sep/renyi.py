@@ -12,10 +12,9 @@ import numpy as np
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.law import MinSepLaw, min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.moments import affordable, bounded_by, log_moment
-from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve
 from dptrain.core import Array, Kind

@@ -1,20 +1,44 @@
-"""Estimate, verify, release: the noise level that a simulation certifies."""
+"""What a certificate of simulated terms has to say, given what was asked for."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.metadata
+import json
 import math
-import os
 import secrets
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from dptrain.accounting.simulation import certificate_cache
-from dptrain.accounting.simulation.declaration import Declaration, ceiling_of, request_of
-from dptrain.accounting.simulation.estimate_noise import Gather, alone, estimate_noise
-from dptrain.accounting.simulation.partial_certificate import PartialCertificate
-from dptrain.accounting.simulation.simulation import Simulation, default_threads
-from dptrain.accounting.simulation.verification import verify_chunks
+from dptrain.accounting.base.curve import LARGEST_SIGMA
+from dptrain.accounting.simulation.certificate_cache import (
+    attempts_of,
+    differing_verdict,
+    whole_number,
+)
+from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.estimate import estimate_depth
+from dptrain.accounting.simulation.law import SimulatedLaw
+from dptrain.accounting.simulation.verdicts import Point, Rule, verify_points
 from dptrain.core import checks
+
+METHOD = 2  # raise it when the meaning of a certificate changes
+STEP = 1.01
+ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
+# Points of the declared grid, from the most private one: the last is where the estimate was.
+_OFFSETS = (2, 0)
+# 1 % a step: a factor of 20,000 in all.
+_DEEPEST = 1000
+
+GridRows = list[dict[str, Any]]
+
+
+def package_version() -> str:
+    """Version of the installed package, or a remark that it runs from a source tree."""
+    try:
+        return importlib.metadata.version("dptrain")
+    except importlib.metadata.PackageNotFoundError:
+        return "source tree, not installed"
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -29,274 +53,200 @@ def fresh_seed(seed: int | None) -> int:
     return checks.integer("seed", seed, minimum=0)
 
 
-def certify_noise(
-    simulation: Simulation,
-    *,
-    epsilon: float,
-    delta: float,
-    seed: int | None = None,
-    threads: int | None = None,
-    progress: bool = True,
-    cache: str | os.PathLike[str] | None = None,
-    partial: str | os.PathLike[str] | None = None,
-    recheck: bool = False,
-    attempts: int = 1,
+def declared_points(depth: int) -> list[int]:
+    """The grid around an estimate, from its most private point on."""
+    return sorted({depth - offset for offset in _OFFSETS if depth - offset > 0})
+
+
+def verified_rows(terms_at: Point, rule: Rule, draws: Draws, purpose: int) -> GridRows:
+    """Estimate where to go, declare a grid up to there, and verify it by fresh samples."""
+    depth = estimate_depth(terms_at, rule, draws, ESTIMATE, most=_DEEPEST)
+    return verify_points(declared_points(depth), terms_at, rule, draws, purpose)
+
+
+def chosen_point(rows: GridRows) -> int:
+    """The last accepted point; 0 leaves only what needs no verdict."""
+    return max((row["point"] for row in rows if row["accepted"] is True), default=0)
+
+
+def evidence(
+    method: Any, law: SimulatedLaw, rule: Rule, seed: int, rows: GridRows
 ) -> dict[str, Any]:
-    """The least σ of a declared grid that a simulation certifies for (ε, δ), and the evidence.
-
-    Estimate-verify-release without an empty output (Dong & Ganesh 2026, Appendix A,
-    arXiv 2602.09338):
-
-    1. *Estimate.* A rough σ from a few samples.
-    2. *Declare.* A grid of powers of 1.01 around it; on top a σ that the unamplified Gaussian
-       mechanism shows to be (ε, δ_v)-DP, so that it needs no verdict.
-    3. *Verify.* s fresh samples a direction; a σ is accepted if the mean of (1 - e^{ε-L})_+ is at
-       most δ' in both. The answer is the smallest σ such that it and all larger ones accept.
-
-    The run with that σ is (ε, δ_v + q(1-δ_v))-DP end to end, which is at most (ε, δ)
-    (docs/theory/certification.md#thm-evr; ``test_false_acceptance_stays_below_q``). q counts once:
-    the directions and the σ may share their normals, and only the s samples of one σ in one
-    direction are independent of each other, and of the estimate that chose the grid. A verdict may
-    reject early, as terms are ≥ 0; nothing is accepted before all s samples are in.
-
-    Every further attempt for the same purpose (another seed, a rerun until the answer pleases)
-    that ``attempts`` does not count adds its q. With ``cache`` a certificate is made once and
-    reused with its seeds and verdicts, whatever ``seed`` says: the natural way not to repeat an
-    attempt. The same holds for what is left of an interrupted verification: seed and grid are on
-    disk before its first sample, and the next call with the same request continues it, whatever
-    ``seed`` says, to the certificate that would have resulted without the interruption. Deleting a
-    partial certificate begins another attempt.
-
-    Args:
-        simulation: the pair of distributions.
-        epsilon: ε ≥ 0.
-        delta: δ in (0, 1).
-        seed: of all streams; by default 128 fresh random bits. Recorded. It must not depend on the
-            data or the training run.
-        threads: number of threads; by default all cores. It does not change the result.
-        progress: whether to show a progress bar (after two seconds).
-        cache: directory of certificates, made if missing; ``None`` for no cache.
-        partial: file that keeps what is done of an unfinished verification (rewritten every half a
-            minute and when interrupted, deleted in the end); by default one in ``cache``.
-        recheck: whether to draw the samples of a cached certificate again, see
-            ``load_certificate``.
-        attempts: k, how many certificates there are for one purpose, of which what they say picks
-            one: (ε, δ_v + k q(1-δ_v)) holds then, which is at most (ε, δ).
-
-    Returns:
-        JSON-ready certificate; ``"noise_multiplier"`` is σ.
-
-    Raises:
-        ValueError: if ε or δ is out of range, or a file is corrupt or belongs to something else.
-        KeyboardInterrupt: if interrupted while verifying; it says where the samples are kept, or
-            that they are lost because neither ``cache`` nor ``partial`` names a place.
-    """
-    request = request_of(simulation, epsilon, delta, attempts)
-    directory = None if cache is None else Path(cache)
-    place = None if partial is None else Path(partial)
-    if directory is not None:
-        attempts = certificate_cache.attempts_stored(directory, request)
-        request = request_of(simulation, epsilon, delta, attempts)
-        found = load_certificate(
-            directory, simulation, request, recheck=recheck, threads=threads, progress=progress
-        )
-        if found is not None:
-            return found
-        place = place or certificate_cache.partial_path(directory, request)
-    threads = threads or default_threads()
-    if place is not None and place.exists():
-        begun = PartialCertificate.load(place)
-        begun.declaration.check(simulation, request, where=f"{place}: ")
-    else:
-        begun = PartialCertificate(
-            declaration=declare(simulation, request, fresh_seed(seed), threads, progress)
-        )
-    latest = begun
-
-    def keep(new: PartialCertificate) -> None:
-        nonlocal latest
-        latest = begun.with_chunks(new)
-        if place is not None:
-            latest.store(place)
-
-    try:
-        verify_chunks(
-            simulation, begun, begun.missing, threads=threads, progress=progress, keep=keep
-        )
-    except KeyboardInterrupt:
-        where = (
-            f"kept in {place}: the same call continues from there"
-            if place is not None
-            else "lost; name a cache directory or a partial file to keep them next time"
-        )
-        raise KeyboardInterrupt(f"{latest.progress()}, {where}") from None
-    certificate = certificate_of(latest)
-    if directory is not None:
-        certificate_cache.store(directory, request, certificate)
-    if place is not None:
-        place.unlink(missing_ok=True)
-    return certificate
-
-
-def declare(
-    simulation: Simulation,
-    request: dict[str, Any],
-    seed: int,
-    threads: int,
-    progress: bool,
-    share: tuple[int, int] = (0, 1),
-    gather: Gather = alone,
-) -> Declaration:
-    """Estimate σ (processes may share that), and declare the grid around it."""
-    guess = estimate_noise(
-        simulation,
-        epsilon=request["epsilon"],
-        target=request["threshold"],
-        ceiling=ceiling_of(simulation, request),
-        seed=seed,
-        threads=threads,
-        progress=progress,
-        share=share,
-        gather=gather,
-    )
-    return Declaration.of(simulation, request, seed=seed, estimate=guess)
-
-
-def certificate_of(partial: PartialCertificate) -> dict[str, Any]:
-    """The certificate of a complete verification, see ``certify_noise``.
-
-    A row carries for each direction the mean over the samples it used and whether it was accepted:
-    ``None`` where a larger σ or the other direction was rejected before this one was decided. Both
-    directions read the same normals, so they end at the same number of samples.
-
-    Raises:
-        ValueError: if samples are missing; it says which.
-    """
-    declared = partial.declaration
-    rows = partial.verdicts()
-    if rows is None:
-        raise ValueError(
-            f"not a certificate yet: {partial.progress()}; missing are {partial.absent()}"
-        )
-    for exponent, row in zip(declared.exponents, rows, strict=True):
-        row["exponent"] = exponent
+    """The part of a certificate that those of a σ and of an ε have in common."""
     return {
-        **declared.evidence(),
+        "method": method,
+        "law": law.to_dict(),
+        "seed": str(seed),
+        "violated": rule.violated,
+        "failure_probability": rule.failure,
+        "step": STEP,
         "grid": rows,
-        "noise_multiplier": certificate_cache.chosen_noise(rows, declared.ceiling),
+        "package": package_version(),
     }
 
 
-def load_certificate(
-    directory: Path,
-    simulation: Simulation,
-    request: dict[str, Any],
-    *,
-    recheck: bool = False,
-    threads: int | None = None,
-    progress: bool = True,
-) -> dict[str, Any] | None:
-    """The stored certificate for this request, or ``None`` if there is none.
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """(ε, δ_v) of a law at a σ to be found, and all that this determines of its certificate.
 
-    Computed again are, given the seed and the estimate around which the grid was declared: the
-    grid, the ceiling, the samples, what they prove. With ``recheck`` the seed's samples are drawn
-    once more, at the cost of the first time, and have to give the same verdicts.
-
-    Raises:
-        ValueError: if the file is corrupt, answers another request, or says something else than
-            what is computed here.
+    Attributes:
+        law: the pair of distributions.
+        rule: when a direction is accepted; its ``most`` is no part of a certificate.
+        request: what is asked for: its digest finds the certificate in a folder.
     """
 
-    def redetermined(certificate: dict[str, Any]) -> str | None:
-        wrong = _undeclared(certificate, simulation, request)
-        if recheck and wrong is None:
-            wrong = _redrawn(certificate, simulation, threads or default_threads(), progress)
-        return wrong
+    law: SimulatedLaw
+    rule: Rule
+    request: dict[str, Any]
 
-    supported = certificate_cache.unsupported_noise
-    return certificate_cache.load(directory, request, supported, redetermined)
+    def terms_at(self, ceiling: float) -> Point:
+        """Both directions' terms at σ = ceiling/1.01^point."""
+        epsilon = self.request["epsilon"]
+        return lambda point: self.law.terms(ceiling / STEP**point)(epsilon)
+
+    def certificate(self, draws: Draws) -> dict[str, Any]:
+        """The least σ that is shown, and the evidence.
+
+        The grid's top is a σ at which the deterministic bounds show (ε, δ_v).
+
+        Raises:
+            ValueError: if no σ reaches them.
+        """
+        law, violated, epsilon = self.law, self.rule.violated, self.request["epsilon"]
+        ceiling = law.least_sigma(epsilon, violated, progress=draws.progress)
+        if ceiling is None:
+            raise ValueError(
+                f"epsilon={epsilon} at delta={self.request['delta']} is out of reach even at "
+                f"σ = {LARGEST_SIGMA:g}"
+            )
+        rows = verified_rows(self.terms_at(ceiling), self.rule, draws, VERIFY)
+        sigma = ceiling / STEP ** chosen_point(rows)
+        better = law.better_sigma(sigma, epsilon, violated, progress=draws.progress)
+        if better is not None:  # no sample has to show it
+            sigma = ceiling = min(better, sigma)
+            rows = []
+        return {
+            **evidence(self.request["method"], law, self.rule, draws.seed, rows),
+            "request": self.request,
+            "delta_proved": self._proved,
+            "ceiling": ceiling,
+            "noise_multiplier": sigma,
+        }
+
+    @property
+    def _proved(self) -> float:
+        rule = self.rule
+        return rule.violated + attempts_of(self.request) * rule.failure * (1.0 - rule.violated)
+
+    def problem(self, certificate: dict[str, Any]) -> str | None:
+        """What a certificate says otherwise than its request determines, or ``None``.
+
+        Computed again are the split of δ, the step and the points of the grid, that the
+        deterministic bounds cover the ceiling, and for every accepted point the bound M of its
+        terms, the threshold that follows from M and the samples, and how many these may be.
+        """
+        if certificate["request"] != self.request:
+            return "it answers another request"
+        rule, rows, ceiling = self.rule, certificate["grid"], certificate["ceiling"]
+        expected = {
+            **{key: self.request[key] for key in ("method", "law", "package")},
+            "violated": rule.violated,
+            "failure_probability": rule.failure,
+            "delta_proved": self._proved,
+            "step": STEP,
+        }
+        for key, value in expected.items():
+            if certificate[key] != value:
+                return f"its {key} is {certificate[key]!r} where the request makes it {value!r}"
+        whole_number(certificate["seed"])
+        if wrong := _other_grid([row["point"] for row in rows], rows):
+            return wrong
+        if not (isinstance(ceiling, float) and 0.0 < ceiling < math.inf and self._covers(ceiling)):
+            return f"the deterministic bounds do not cover its ceiling, σ = {ceiling}"
+        terms_at = self.terms_at(ceiling)
+        if rows and (wrong := _other_add(rows, terms_at, rule)):
+            return wrong
+        for row in rows:
+            if row["accepted"] is not True:
+                continue
+            wrong = _unsupported(row["remove"], terms_at(row["point"])["remove"].ceiling, rule)
+            if wrong:
+                return f"the remove direction of its point {row['point']} {wrong}"
+        if certificate["noise_multiplier"] != ceiling / STEP ** chosen_point(rows):
+            return "its verdicts do not support its noise multiplier"
+        return None
+
+    def _covers(self, sigma: float) -> bool:
+        return self.law.curve.epsilon(sigma, self.rule.violated) <= self.request["epsilon"]
+
+    def redrawn(self, draws: Callable[[int], Draws]) -> Callable[[dict[str, Any]], str | None]:
+        """What a certificate's seed does not give again, at the cost of the first time."""
+
+        def problem(certificate: dict[str, Any]) -> str | None:
+            rows, terms_at = certificate["grid"], self.terms_at(certificate["ceiling"])
+            points = [row["point"] for row in rows]
+            again = verify_points(
+                points, terms_at, self.rule, draws(int(certificate["seed"])), VERIFY
+            )
+            return differing_verdict(rows, again, "point")
+
+        return problem
 
 
-def check_certificate(
-    certificate: dict[str, Any],
-    simulation: Simulation,
-    request: dict[str, Any],
-    *,
-    threads: int,
-    progress: bool,
-) -> None:
-    """See that a certificate says what its request determines and what its seed gives again.
-
-    Args:
-        certificate: as ``certify_noise`` returned it.
-        simulation: the pair of distributions.
-        request: what it should answer.
-        threads: number of threads.
-        progress: whether to show a progress bar (after two seconds).
-
-    Raises:
-        ValueError: if it says something else.
-    """
-    certificate_cache.check_request(certificate, request)
-    wrong = certificate_cache.unsupported_noise(certificate)
-    wrong = wrong or _undeclared(certificate, simulation, request)
-    wrong = wrong or _redrawn(certificate, simulation, threads, progress)
-    if wrong:
-        raise ValueError(f"its certificate is wrong: {wrong}")
+def _other_grid(points: list[Any], rows: GridRows) -> str | None:
+    """Why these are not the points of a declared grid up to the first rejection, or ``None``."""
+    if any(not isinstance(row["accepted"], bool) for row in rows):
+        return "a point is neither accepted nor rejected"
+    if any(row["accepted"] is not True for row in rows[:-1]):
+        return "it goes on after a rejection"
+    if any(type(point) is not int or not 0 < point <= _DEEPEST for point in points):
+        return "its grid does not descend from its ceiling"
+    # It may stop at a rejection, or at the last point where the add direction was accepted.
+    stopped = bool(rows) and rows[-1]["accepted"] is not True
+    limit = rows[-1]["add"].get("point") if rows and isinstance(rows[-1]["add"], dict) else None
+    stopped = stopped or (bool(rows) and limit == points[-1])
+    for depth in {point + offset for point in points[:1] for offset in _OFFSETS} or {0}:
+        grid = declared_points(depth)
+        if points == grid or (stopped and points == grid[: len(points)]):
+            return None
+    return f"its points {points} are not those of a declared grid"
 
 
-def _declared(
-    certificate: dict[str, Any], simulation: Simulation, request: dict[str, Any]
-) -> Declaration:
-    seed = certificate_cache.whole_number(certificate["seed"])
-    return Declaration.of(simulation, request, seed=seed, estimate=certificate["estimate"])
+def _other_add(rows: GridRows, terms_at: Point, rule: Rule) -> str | None:
+    """Why the add direction is not shown at a point of the grid from where on it holds, or None."""
+    add, last = rows[0]["add"], rows[-1]["point"]
+    # As text: 1 is not true here.
+    if (
+        not isinstance(add, dict)
+        or len({json.dumps(row["add"], sort_keys=True) for row in rows}) > 1
+    ):
+        return "the add direction has no verdict for all of its points"
+    point = add.get("point")
+    grids = [declared_points(depth) for depth in {rows[0]["point"] + each for each in _OFFSETS}]
+    tested = {len(grid) for grid in grids if point in grid and last in grid}
+    if type(point) is not int or point < last or not tested:
+        return f"the add direction is shown at {point}, not at a point of its grid from {last} on"
+    ceiling = terms_at(point)["add"].ceiling
+    wrongs = [_unsupported(add, ceiling, rule.shared(count)) for count in sorted(tested)]
+    return None if None in wrongs else f"the add direction of its point {point} {wrongs[0]}"
 
 
-def _undeclared(
-    certificate: dict[str, Any], simulation: Simulation, request: dict[str, Any]
-) -> str | None:
-    """What the file says otherwise than its request and this simulation, or ``None``."""
-    if certificate["request"] != request:
-        return "another request"
-    declared = _declared(certificate, simulation, request)
-    rows = certificate["grid"]
-    if [row["exponent"] for row in rows] != list(declared.exponents):
-        return f"its grid is not that around its estimate, 1.01^{list(declared.exponents)}"
-    # Another machine's last digits are as good; the numbers that are no σ were found by a search
-    # for a flat minimum.
-    numbers = [
-        (f"σ of 1.01^{exponent}", row["noise_multiplier"], sigma, 1e-12)
-        for exponent, row, sigma in zip(declared.exponents, rows, declared.sigmas, strict=True)
-    ]
-    for name, value in declared.evidence().items():
-        said = certificate[name]
-        if name == "ceiling":
-            top = "noise_multiplier"
-            numbers.append(("ceiling", said[top], value[top], 1e-8))
-            if said != {**value, top: said[top]}:
-                return f"its ceiling should be shown by the {value['shown_by']}"
-        elif isinstance(value, float):
-            numbers.append((name, said, value, 1e-6))
-        # The versions are a record of those it was made with.
-        elif name != "versions" and said != value:
-            return f"its {name} should be {value!r}"
-    for name, said, value, tolerance in numbers:
-        if not math.isclose(said, value, rel_tol=tolerance):
-            return f"its {name} is {said} and should be {value}"
+def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str | None:
+    """Why an accepted direction should not have been, or ``None``."""
+    if not isinstance(side, dict) or side["accepted"] is not True:
+        return "has no verdict"
+    # Another machine's last digits are as good.
+    if not math.isclose(side["ceiling"], ceiling, rel_tol=1e-9):
+        return f"has terms of at most {ceiling}, not {side['ceiling']}"
+    samples, mean = side["samples"], side["mean"]
+    unneeded = ceiling <= rule.violated
+    if unneeded and (samples, mean) != (0, None):
+        return "has samples where none are drawn"
+    if not unneeded and not (type(samples) is int and rule.is_look(ceiling, samples)):
+        return f"has {samples} samples, after which no verdict is due"
+    threshold = rule.violated if unneeded else rule.threshold(ceiling, samples)
+    if not math.isclose(side["threshold"], threshold, rel_tol=1e-6):
+        return f"has the threshold {side['threshold']} and should have {threshold}"
+    if not unneeded and not 0.0 <= mean <= threshold * (1.0 + 1e-9):
+        return "has a mean above what its samples support"
     return None
-
-
-def _redrawn(
-    certificate: dict[str, Any], simulation: Simulation, threads: int, progress: bool
-) -> str | None:
-    """What the seed does not give again, or ``None``."""
-    declared = _declared(certificate, simulation, certificate["request"])
-    if certificate["versions"] != declared.versions:
-        return (
-            f"made with {certificate['versions']}, its samples cannot be drawn again with "
-            f"{declared.versions}"
-        )
-    begun = PartialCertificate(declaration=declared)
-    done = verify_chunks(simulation, begun, begun.missing, threads=threads, progress=progress)
-    again = certificate_of(begun.with_chunks(done))["grid"]
-    return certificate_cache.differing_verdict(certificate["grid"], again, "exponent")

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +24,64 @@ def attempts_of(request: dict[str, Any]) -> int:
     return int(request.get("attempts", 1))
 
 
-# What of a request follows from the number of attempts.
-_COUNTED = ("attempts", "samples", "threshold")
-
-
-def attempts_stored(directory: Path, request: dict[str, Any]) -> int:
-    """The attempts that a stored certificate counts which answers a request, or else its own.
+def attempts_stored(directory: Path, request: dict[str, Any]) -> int | None:
+    """The attempts that a stored certificate counts which answers a request; ``None`` if none does.
 
     They may be more, as of a plan that compared several certificates: its δ includes the chance
     that any of them is wrong.
     """
-    asked, own = _but_for_attempts(request), attempts_of(request)
+    own = attempts_of(request)
     if path_of(directory, request).exists():
         return own
+    for found in _requests(directory):
+        if attempts_of(found) > own and {**found, "attempts": own} == {**request, "attempts": own}:
+            return attempts_of(found)
+    return None
+
+
+def _requests(directory: Path) -> Iterator[dict[str, Any]]:
+    """What the certificates in a folder answer."""
     for path in sorted(directory.glob("certificate-*.json")):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))["request"]
-            if attempts_of(found) > own and _but_for_attempts(found) == asked:
-                return attempts_of(found)
+            found = dict(json.loads(path.read_text(encoding="utf-8"))["request"])
+            attempts_of(found)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # whoever asks for that file hears that it is corrupt
-    return own
+        yield found
 
 
-def _but_for_attempts(request: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in request.items() if name not in _COUNTED}
+def check_method(directory: Path, request: dict[str, Any]) -> None:
+    """Refuse to make another certificate beside one that a method made which is gone.
+
+    Raises:
+        ValueError: if there is one for the same law, ε and δ.
+    """
+    for found in _requests(directory):
+        same = all(found.get(key) == request[key] for key in ("law", "epsilon", "delta"))
+        if same and not isinstance(found.get("method"), dict):
+            raise ValueError(
+                f"{path_of(directory, found)}: made by a simulation that dptrain no longer has; "
+                "train with the version that made it, or delete it, whatever it says, and "
+                "calibrate anew"
+            )
 
 
-def partial_path(directory: Path, request: dict[str, Any], share: str = "") -> Path:
-    """File of what is done of it; ``share`` ``"i/k"`` where several processes share the work."""
-    suffix = f".{share.replace('/', '-of-')}" if share else ""
-    return directory / f"partial-{digest(request)}{suffix}.json"
+def refuse_former(certificate: dict[str, Any]) -> None:
+    """Refuse a certificate of the simulation without weights that there was at first.
+
+    Raises:
+        ValueError: if it is one.
+    """
+    if not isinstance(certificate.get("request", certificate).get("method"), dict):
+        raise ValueError(
+            "its certificate was made by a simulation that dptrain no longer has: verify it with "
+            "the version that made it, or account for the mechanism anew"
+        )
 
 
-def chosen_noise(rows: list[dict[str, Any]], ceiling: float) -> float:
-    """The smallest σ such that it and all larger ones accept; ``ceiling`` needs no verdict."""
-    noise = ceiling
-    for row in reversed(rows):
-        if not row["accepted"]:
-            break
-        noise = row["noise_multiplier"]
-    return float(noise)
+def partial_path(directory: Path, question: dict[str, Any]) -> Path:
+    """File of what is drawn of an unfinished simulation."""
+    return directory / f"partial-{digest(question)}.jsonl"
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -147,49 +164,33 @@ Problem = Callable[[dict[str, Any]], str | None]
 """What is wrong with a certificate, or ``None``."""
 
 
-def load(directory: Path, request: dict[str, Any], *problems: Problem) -> dict[str, Any] | None:
-    """The stored certificate for a request, or ``None`` if there is none.
+def read_certificate(path: Path, first: Problem, *others: Problem) -> dict[str, Any]:
+    """Read a certificate and look for what is wrong with it.
 
-    A digest shows damage, not intent: whoever edits a file can write a fresh one. So ``problems``
+    A digest shows damage, not intent: whoever edits a file can write a fresh one. So problems
     compute all that request and mechanism determine once more. What is left to the file are its
     seed, its means and its verdicts, unless the samples are drawn again as well.
 
-    Raises:
-        ValueError: if the file is corrupt, or a partial certificate.
-    """
-    path = path_of(directory, request)
-    return read_certificate(path, *problems) if path.exists() else None
-
-
-def read_certificate(path: Path, *problems: Problem) -> dict[str, Any]:
-    """Read a certificate and look for what is wrong with it.
-
     Args:
         path: of the file.
-        problems: the first is about the verdicts and comes before the digest, which covers what
-            they say nothing of; by default ``unsupported_noise``. Dear ones come last.
+        first: is about the verdicts and comes before the digest, which covers what it says nothing
+            of.
+        others: dear ones come last.
 
     Raises:
-        ValueError: if the file is corrupt, lacks a direction, or is a partial certificate.
+        ValueError: if the file is corrupt.
         FileNotFoundError: if there is none.
     """
     try:
         certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        partial = str(certificate.get("what", "")).startswith("partial certificate")
-        first, *others = problems or (unsupported_noise,)
         changed = certificate.pop("digest", None) != digest(certificate)
-        wrong = None if partial else first(certificate)
+        wrong = first(certificate)
         if wrong is None and changed:
             wrong = "its digest does not match its contents"
-        for problem in [] if partial else others:
+        for problem in others:
             wrong = wrong or problem(certificate)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        partial, wrong = False, f"{type(error).__name__}: {error}"
-    if partial:
-        raise ValueError(
-            f"{path}: not a certificate but a partial one, which states no noise multiplier "
-            f"({certificate.get('progress')}); complete it with the call that began it"
-        )
+        wrong = f"{type(error).__name__}: {error}"
     if wrong:
         raise ValueError(f"{path}: corrupt certificate ({wrong}); delete the file")
     return certificate
@@ -211,28 +212,3 @@ def check_request(certificate: dict[str, Any], *requests: dict[str, Any]) -> Non
                 f"{each['package']}, which may draw otherwise; use that version"
             )
     raise ValueError("its certificate answers another question: its request is not that of ε and δ")
-
-
-def unsupported_noise(certificate: dict[str, Any]) -> str | None:
-    """Why verdicts on a grid of σ do not support the σ that was chosen of it, or ``None``."""
-    rows, request = certificate["grid"], certificate["request"]
-    for row in rows:
-        for direction in ("remove", "add"):
-            if not isinstance(row.get(direction), dict):
-                return f"σ = {row['noise_multiplier']} has no verdict in the {direction} direction"
-        if not isinstance(row["accepted"], bool):
-            return f"σ = {row['noise_multiplier']} is neither accepted nor rejected"
-        if row["accepted"]:
-            for direction in ("remove", "add"):
-                side = row[direction]
-                if side["accepted"] is not True or side["samples"] != request["samples"]:
-                    return f"the {direction} direction was not verified with all samples"
-                if not side["mean"] <= request["threshold"]:
-                    return f"the mean in the {direction} direction is above the threshold"
-    noises = [row["noise_multiplier"] for row in rows]
-    ceiling = certificate["ceiling"]["noise_multiplier"]
-    if noises != sorted(noises) or any(not 0.0 < noise < ceiling for noise in noises):
-        return "its grid does not ascend below its ceiling"
-    if chosen_noise(rows, ceiling) != certificate["noise_multiplier"]:
-        return "its verdicts do not support its noise multiplier"
-    return None

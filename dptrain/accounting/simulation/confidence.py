@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import NamedTuple
 
-import numpy as np
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 
 from dptrain.core import checks
 
 # Relative error allowed for the rounding of exp(-s·KL) with s·KL up to about 700.
 ROUNDING = 1e-9
-LEAST_DELTA = 1e-10
 
 
 def _excess(x: float) -> float:
@@ -61,102 +57,6 @@ def failure_probability(threshold: float, violated: float, samples: int) -> floa
     return min(1.0, q * (1.0 + ROUNDING) + 5e-324)
 
 
-def check_resolution(delta: float) -> None:
-    """Refuse a δ that simulated normals do not resolve.
-
-    numpy's normals (ziggurat) decide by comparing uniforms with 53 bits, so the chance of any set
-    of values of one normal may be off by 2^-53 beyond what rounding explains, and that of a set of
-    samples of 10^4 normals by 10^-12: a hundredth of ``LEAST_DELTA``.
-
-    Raises:
-        ValueError: if δ is below.
-    """
-    if delta < LEAST_DELTA:
-        raise ValueError(
-            f"delta={delta}: the least that a simulation in double precision certifies is "
-            f"{LEAST_DELTA:g}; use that or more, or an accountant without simulation"
-        )
-
-
-class Verdict(NamedTuple):
-    """What s samples with threshold δ' prove: (ε, ``delta``)-DP of the run end to end.
-
-    Attributes:
-        samples: s, for each direction and noise level.
-        threshold: δ', the largest mean that is accepted.
-        violated: δ_v, the δ above which a mechanism is rejected with probability ≥ 1 - q.
-        failure: q.
-        delta: δ_v + q(1 - δ_v) (Dong & Ganesh 2026, Theorem A.1, arXiv 2602.09338), or with q as
-            often as there are attempts.
-    """
-
-    samples: int
-    threshold: float
-    violated: float
-    failure: float
-    delta: float
-
-
-def overall_delta(threshold: float, samples: int) -> Verdict:
-    """The best split of the failure into δ_v and q: least δ_v + q(1-δ_v).
-
-    Every δ_v in (δ', 1) is valid, so an inaccurate minimum only costs utility.
-
-    Raises:
-        ValueError: if δ' is not in (0, 1) or s < 1.
-    """
-    if not 0.0 < threshold < 1.0:
-        raise ValueError(f"threshold={threshold}: must lie in (0, 1)")
-
-    def total(log_odds: float) -> float:
-        # δ_v = δ' + (1-δ')·x with x in (0, 1), searched on a logarithmic scale.
-        violated = threshold + (1.0 - threshold) * math.exp(log_odds)
-        if not threshold < violated < 1.0:
-            return 1.0
-        return violated + failure_probability(threshold, violated, samples) * (1.0 - violated)
-
-    grid = np.linspace(math.log(threshold) - 30.0, -1e-9, 400)
-    values = [total(float(point)) for point in grid]
-    best = int(np.argmin(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = minimize_scalar(total, bounds=(low, high), method="bounded", options={"xatol": 1e-12})
-    point = float(found.x) if found.fun <= values[best] else float(grid[best])
-    violated = threshold + (1.0 - threshold) * math.exp(point)
-    if not threshold < violated < 1.0:
-        raise ValueError(
-            f"threshold={threshold}, samples={samples}: too few samples to prove a δ < 1"
-        )
-    q = failure_probability(threshold, violated, samples)
-    delta = math.nextafter(violated + q * (1.0 - violated), math.inf)
-    return Verdict(samples, threshold, violated, q, delta)
-
-
-@functools.lru_cache(maxsize=64)
-def samples_needed(delta: float, threshold: float | None = None) -> Verdict:
-    """The least s whose ``overall_delta`` is at most δ, for δ' = ``threshold`` (δ/2).
-
-    About 107 / δ for δ' = δ/2 and small δ: 1.075e7 at δ = 1e-5.
-
-    Raises:
-        ValueError: if not 0 < δ' < δ < 1.
-    """
-    threshold = delta / 2.0 if threshold is None else threshold
-    if not 0.0 < threshold < delta < 1.0:
-        raise ValueError(f"delta={delta}, threshold={threshold}: need 0 < threshold < delta < 1")
-    # More samples never make the bound worse, so doubling and bisection find the least.
-    high = 1
-    while _delta_or_one(threshold, high) > delta:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _delta_or_one(threshold, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return overall_delta(threshold, high)
-
-
 def counted_split(delta: float, attempts: int) -> tuple[float, float]:
     """δ_v and q with δ_v + k q (1 - δ_v) ≤ δ and k q = δ/1000, for k attempts.
 
@@ -167,32 +67,6 @@ def counted_split(delta: float, attempts: int) -> tuple[float, float]:
     failure = delta / 1000.0
     violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
     return violated, failure / attempts
-
-
-@functools.lru_cache(maxsize=64)
-def samples_among(delta: float, attempts: int) -> Verdict:
-    """The least s for δ' = δ/2 and ``counted_split``: about (120 + 6.5 log k) / δ at δ = 1e-5.
-
-    Raises:
-        ValueError: if not 0 < δ < 1 or k < 1.
-    """
-    delta = checks.number("delta", delta, above=0, below=1)
-    attempts = checks.integer("attempts", attempts)
-    threshold = delta / 2.0
-    violated, failure = counted_split(delta, attempts)
-    samples = math.ceil(
-        -math.log(failure / (1.0 + 2.0 * ROUNDING)) / binary_kl(threshold, violated)
-    )
-    q = failure_probability(threshold, violated, samples)
-    checks.invariant(q <= failure, f"{samples} samples fail with probability {q} > {failure}")
-    return Verdict(samples, threshold, violated, q, violated + attempts * q * (1.0 - violated))
-
-
-def _delta_or_one(threshold: float, samples: int) -> float:
-    try:
-        return overall_delta(threshold, samples).delta
-    except ValueError:
-        return 1.0
 
 
 def largest_threshold(delta: float, samples: int, failure: float) -> float:

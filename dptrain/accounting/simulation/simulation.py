@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
 from dptrain.core import Array
 
+T = TypeVar("T")
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 """Both directions of a neighboring relation."""
@@ -41,19 +41,6 @@ class Simulation(ABC):
         """A sensitivity (at σ = 1) that bounds the pair without the randomness of sampling."""
 
     @property
-    def participation(self) -> float:
-        """At most this is δ(ε), at every σ: the chance that the example takes part; 1 if unknown.
-
-        (docs/theory/min-sep.md#thm-participation.)
-        """
-        return 1.0
-
-    @property
-    def add_limit(self) -> float:
-        """No loss of the add direction is larger: δ(ε) is 0 from here on; ∞ if unknown."""
-        return math.inf
-
-    @property
     @abstractmethod
     def work(self) -> int:
         """Cost of one sample in rough units (steps), for choosing default sizes."""
@@ -74,15 +61,12 @@ class Simulation(ABC):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
         """Independent privacy losses: shape (len(sigmas), size), for "both" (2, len(sigmas), size).
 
         ``"remove"`` draws y ~ P and returns log P/Q (or an upper bound); ``"add"`` draws y ~ Q and
         returns log Q/P (or an upper bound). Entries of one row are independent; rows and directions
-        may share their normals. With ``several`` the values for one σ are bit for bit the same
-        however many others there are (by default only if there are others).
+        may share their normals.
         """
 
 
@@ -94,53 +78,37 @@ def default_threads() -> int:
 def loss_chunks(
     simulation: Simulation,
     sigmas: Sequence[float],
-    direction: Direction | Literal["both"],
     *,
     seed: Sequence[int],
     samples: int,
     threads: int,
-    shrinking: bool = False,
-    first_chunk: int = 0,
 ) -> Iterator[Array]:
-    """Losses in chunks of ≤ ``lanes`` samples, shaped as by ``Simulation.draw``, in order.
-
-    Chunk i draws from a stream of its own, ``SeedSequence(seed, spawn_key=(i,))``, so the losses do
-    not depend on the number of threads, nor on who draws which chunk: chunks from ``first_chunk``
-    on are drawn until ``samples`` more are there. With ``shrinking`` the caller may delete the
-    first entries of ``sigmas`` while reading; chunks already under way may still carry their rows,
-    so rows are to be counted from the last. At most 2·threads + 1 chunks exist at a time.
-    """
+    """Losses of both directions in chunks, in order: shape (2, len(sigmas), size)."""
 
     def draw(rng: np.random.Generator, size: int) -> Array:
-        several = True if shrinking else None
-        return simulation.draw(tuple(sigmas), direction, rng, size, several=several)
+        return simulation.draw(tuple(sigmas), "both", rng, size)
 
-    return chunks(
-        draw,
-        lanes=simulation.lanes,
-        seed=seed,
-        samples=samples,
-        threads=threads,
-        first_chunk=first_chunk,
-    )
+    return chunks(draw, lanes=simulation.lanes, seed=seed, samples=samples, threads=threads)
 
 
 def chunks(
-    draw: Callable[[np.random.Generator, int], Array],
+    draw: Callable[[np.random.Generator, int], T],
     *,
     lanes: int,
     seed: Sequence[int],
     samples: int,
     threads: int,
-    first_chunk: int = 0,
-) -> Iterator[Array]:
+    indices: Sequence[int] | None = None,
+) -> Iterator[T]:
     """``draw(rng, size)`` for sizes of ≤ ``lanes`` that add up to ``samples``, in fixed order.
 
-    Streams, order and memory are those of ``loss_chunks``.
+    Chunk i draws from a stream of its own, ``SeedSequence(seed, spawn_key=(i,))``, so the results
+    do not depend on the number of threads, nor on who draws which chunk: ``indices`` are those to
+    be drawn here, by default all. At most 2·threads + 1 chunks exist at a time.
     """
 
-    def work(index: int) -> Array:
-        sequence = np.random.SeedSequence(list(seed), spawn_key=(first_chunk + index,))
+    def work(index: int) -> T:
+        sequence = np.random.SeedSequence(list(seed), spawn_key=(index,))
         rng = np.random.Generator(np.random.SFC64(sequence))
         return draw(rng, min(lanes, samples - index * lanes))
 
@@ -148,9 +116,9 @@ def chunks(
     # per thread, except that new threads take the latest; so the caller's is put back.
     own_threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    pending: deque[Future[Array]] = deque()
+    pending: deque[Future[T]] = deque()
     try:
-        for index in range(-(-samples // lanes)):
+        for index in range(-(-samples // lanes)) if indices is None else indices:
             pending.append(pool.submit(work, index))
             if len(pending) > 2 * threads:
                 yield pending.popleft().result()

@@ -1,25 +1,26 @@
-"""Monte Carlo accountant for user-level b-min-sep sampling of examples with one user each."""
+"""Accountant of user-level b-min-sep sampling of examples with one user each."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from dptrain.accounting.users.importance import WeightedUser
 from dptrain.accounting.users.law import UserLaw, band_columns
-from dptrain.accounting.users.monte_carlo import SimulatedUser
 from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UserMinSepMonteCarlo(SimulatedUser):
-    """Simulates the loss of a user on a *disjoint* graph, where every example has one user.
+class UserMinSepImportance(WeightedUser):
+    """Certifies a user on a *disjoint* graph, where every example has one user.
 
     Both rules of exclusion, bands ≤ b, any C. Exact for a user of k' examples but for the
     certificate's margin; the loss is the largest over the k' that users have.
 
     The user's own chain, burn-in included, is the dominating pair, whatever the gradients
-    (docs/theory/users.md#thm-users-disjoint; ``test_a_disjoint_graph_costs_what_is_attained``).
+    (docs/theory/users.md#thm-users-disjoint, docs/theory/users.md#thm-users-weighted;
+    ``test_a_disjoint_graph_costs_what_is_attained``).
     Under ``"sampling"`` a zeroed draw bars as well; the recursion of Theorem 6.1 of Dong & Ganesh
     2026 (arXiv 2602.09338), in which it does not, is an upper bound
     (``test_participation_bars_less_than_sampling_coordinate_by_coordinate``).
@@ -28,8 +29,8 @@ class UserMinSepMonteCarlo(SimulatedUser):
     are part of the scheme's hash and checked when edges are attached.
     """
 
-    name = "user-min-sep-monte-carlo"
-    display = "user b-min-sep Monte Carlo"
+    name = "user-min-sep-importance"
+    display = "user b-min-sep importance sampling"
 
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
         """Refuses graphs with shared examples, on which hidden draws show in others' batches."""
@@ -37,11 +38,11 @@ class UserMinSepMonteCarlo(SimulatedUser):
             return (
                 "it needs a disjoint graph, in which every example has one user; here "
                 f"{scheme.graph.examples} examples have {scheme.graph.edges} users between them, "
-                "and others' exclusion shows what a user drew; see 'exposed-steps'"
+                "and others' exclusion shows what a user drew; see 'exposed-steps-importance'"
             )
         return None
 
-    def law(self, mechanism: MatrixMechanism) -> UserLaw:
+    def user_law(self, mechanism: MatrixMechanism) -> UserLaw:
         """The user's own chain, burn-in included."""
         scheme = mechanism.scheme
         assert isinstance(scheme, UserMinSep)

@@ -26,16 +26,18 @@ from __future__ import annotations
 
 import dataclasses
 
+from dptrain.accounting.users.importance import WeightedUser
 from dptrain.accounting.users.law import UserLaw, band_columns
-from dptrain.accounting.users.monte_carlo import SimulatedUser
 from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExposedSteps(SimulatedUser):
+class ExposedStepsImportance(WeightedUser):
     """Sampling-based exclusion on any graph, amplified by the draws that nobody else can show.
+
+    (docs/theory/users.md#thm-users-exposed, docs/theory/users.md#thm-users-weighted.)
 
     It gains where few steps are exposed, that is where
     1-(1-p)^{d(b-1)} is well below 1; at 1 it is what ``RevealedDraws`` says without any
@@ -45,8 +47,8 @@ class ExposedSteps(SimulatedUser):
     graph; ``AttributionGraph.bound(max_neighbors=…)`` bounds it.
     """
 
-    name = "exposed-steps"
-    display = "exposed steps"
+    name = "exposed-steps-importance"
+    display = "exposed steps, importance sampling"
 
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
         """Refuses exclusion by participation, and graphs whose edges are not here."""
@@ -56,7 +58,13 @@ class ExposedSteps(SimulatedUser):
             return "it counts neighbors in the graph's edges, which are not here; attach() them"
         return None
 
-    def law(self, mechanism: MatrixMechanism) -> UserLaw:
+    def known_elsewhere(self, scheme: UserMinSep) -> str | None:
+        """Disjoint graphs have the user's own chain."""
+        if scheme.graph.is_disjoint:
+            return "every example has one user, where 'user-min-sep-importance' knows the chain"
+        return None
+
+    def user_law(self, mechanism: MatrixMechanism) -> UserLaw:
         """The chain from an empty past, exposed by the largest d of all users."""
         scheme = mechanism.scheme
         assert isinstance(scheme, UserMinSep)

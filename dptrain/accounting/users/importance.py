@@ -14,22 +14,19 @@ from typing import Any
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.simulation.weighted.accountant import (
-    Bounds,
-    TermsAtEpsilon,
-    WeightedAccountant,
-)
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation.law import SimulatedLaw, TermsAtEpsilon
 from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.users.exposed import ExposedSteps
 from dptrain.accounting.users.importance_terms import TiltedUser
-from dptrain.accounting.users.law import UserLaw
-from dptrain.accounting.users.monte_carlo import SimulatedUser
+from dptrain.accounting.users.law import MOST_EXAMPLES, UserLaw
+from dptrain.accounting.users.losses import UserLosses
 from dptrain.accounting.users.neighbors import paths_to_neighbors
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 
+# Numbers in the table of C's columns.
+_MOST_ENTRIES = 1 << 24
 # Messages of the draws, for each number of examples: steps times separation.
 _MOST_BYTES = 1 << 30
 # Nanoseconds of a core for a step of a sample: for itself, for each number of examples that occurs,
@@ -45,9 +42,13 @@ _MOST_EXPOSED = 0.9
 _MOST_PATHS = 4 * 10**8  # about half a minute
 
 
-class _UserBounds(Bounds):
+class _SimulatedUser(SimulatedLaw):
     def __init__(self, law: UserLaw, proven: BestOf, mechanism: MatrixMechanism) -> None:
         self._law, self._proven, self._mechanism = law, proven, mechanism
+
+    @property
+    def losses(self) -> UserLosses:
+        return UserLosses(self._law)
 
     @functools.cached_property
     def curve(self) -> Curve:
@@ -65,12 +66,12 @@ class _UserBounds(Bounds):
         found = self._proven.calibrate(self._mechanism, epsilon=epsilon, delta=delta)
         return found.noise_multiplier
 
-    def tilted(self, sigma: float) -> TermsAtEpsilon:
+    def terms(self, sigma: float) -> TermsAtEpsilon:
         return TiltedUser(self._law, sigma).both
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightedUser(WeightedAccountant):
+class WeightedUser(SimulatedAccountant):
     """Certifies ``UserMinSep`` by the terms of ``TiltedUser``.
 
     The top of the grid is what follows if all draws of the user are revealed
@@ -85,19 +86,38 @@ class WeightedUser(WeightedAccountant):
     ample = 200_000
 
     @abstractmethod
-    def simulated(self) -> SimulatedUser:
-        """The accountant that draws from the same law without weights."""
+    def scheme_refusal(self, scheme: UserMinSep) -> str | None:
+        """Why the scheme's graph or rule of exclusion is not covered, or ``None``."""
+
+    @abstractmethod
+    def user_law(self, mechanism: MatrixMechanism) -> UserLaw:
+        """The pair that dominates every user of a mechanism that is not refused."""
 
     def proven(self, scheme: UserMinSep) -> BestOf:
         """The deterministic accountants that would answer instead."""
         return BestOf.of([RevealedDraws(), *([UnsampledGaussian()] if scheme.unamplified else [])])
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses what the simulation or the deterministic bound refuses, and large tables."""
-        scheme = mechanism.scheme
-        if reason := self.simulated().refusal(mechanism):
+        """Refuses other schemes, long bands, many examples a user, and large tables."""
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        if not isinstance(scheme, UserMinSep):
+            return "it needs UserMinSep sampling"
+        if reason := self.scheme_refusal(scheme):
             return reason
-        assert isinstance(scheme, UserMinSep)
+        if strategy.bands > scheme.min_sep:
+            return (
+                f"it needs bands <= min_sep, the strategy has bands={strategy.bands} and the "
+                f"scheme min_sep={scheme.min_sep}; use fewer bands or a larger min_sep"
+            )
+        if strategy.rows(scheme.steps) != scheme.steps:
+            return "it needs a square strategy matrix"
+        if scheme.graph.max_examples > MOST_EXAMPLES:
+            return (
+                f"it covers at most {MOST_EXAMPLES} examples a user, one has "
+                f"{scheme.graph.max_examples}; bound the attribution graph first"
+            )
+        if scheme.steps * min(strategy.bands, scheme.steps) > _MOST_ENTRIES:
+            return f"its table of C would hold more than {_MOST_ENTRIES} numbers; use fewer bands"
         if reason := self.proven(scheme).members[0].refusal(mechanism):
             return reason
         numbers = scheme.graph.max_examples  # no more of them occur
@@ -106,8 +126,7 @@ class WeightedUser(WeightedAccountant):
             return (
                 f"its tables of {scheme.steps} steps and min_sep={scheme.min_sep} for {numbers} "
                 f"numbers of examples take {size / 2**30:.3g} GiB, more than "
-                f"{_MOST_BYTES / 2**30:.3g}; use a smaller min_sep, bound the graph, or "
-                f"accountant={self.simulated().name!r}"
+                f"{_MOST_BYTES / 2**30:.3g}; use a smaller min_sep, or bound the graph"
             )
         return None
 
@@ -125,7 +144,7 @@ class WeightedUser(WeightedAccountant):
             return f"{reason}; {by_name}"
         if scheme.graph.attached and (paths := paths_to_neighbors(scheme.graph)) > _MOST_PATHS:
             return f"counting neighbors would follow {paths:.1g} paths in the graph; {by_name}"
-        law = self.simulated().law(mechanism)
+        law = self.user_law(mechanism)
         if (share := law.exposed_share) > _MOST_EXPOSED:
             return f"{share:.0%} of the steps are exposed, so that little stays hidden; {by_name}"
         if affordable(law) < _FEWEST:
@@ -140,51 +159,15 @@ class WeightedUser(WeightedAccountant):
         """Minutes, also at δ = 1e-6 and a thousand steps."""
         return Cost.MINUTES
 
-    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
+    def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
         """What revealed draws prove."""
         scheme = mechanism.scheme
         assert isinstance(scheme, UserMinSep)
-        law = self.simulated().law(mechanism)
-        return _UserBounds(law, self.proven(scheme), mechanism)
+        law = self.user_law(mechanism)
+        return _SimulatedUser(law, self.proven(scheme), mechanism)
 
 
 def affordable(law: UserLaw) -> int:
     """Samples of a pair that a core draws in about a minute, with compiled code."""
     step = _STEP + _NUMBER * len(law.examples) + _BAND * law.columns.shape[1]
     return int(_MOST_NANOSECONDS / (law.steps * step))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExposedStepsImportance(WeightedUser):
-    """``ExposedSteps`` by weighted samples: any graph, exclusion by sampled examples.
-
-    (docs/theory/users.md#thm-users-exposed, docs/theory/users.md#thm-users-weighted.)
-    """
-
-    name = "exposed-steps-importance"
-    display = "exposed steps, importance sampling"
-
-    def simulated(self) -> SimulatedUser:
-        """``ExposedSteps``."""
-        return ExposedSteps()
-
-    def known_elsewhere(self, scheme: UserMinSep) -> str | None:
-        """Disjoint graphs have the user's own chain."""
-        if scheme.graph.is_disjoint:
-            return "every example has one user, where 'user-min-sep-importance' knows the chain"
-        return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserMinSepImportance(WeightedUser):
-    """``UserMinSepMonteCarlo`` by weighted samples: disjoint graphs, both rules of exclusion.
-
-    (docs/theory/users.md#thm-users-disjoint, docs/theory/users.md#thm-users-weighted.)
-    """
-
-    name = "user-min-sep-importance"
-    display = "user b-min-sep importance sampling"
-
-    def simulated(self) -> SimulatedUser:
-        """``UserMinSepMonteCarlo``."""
-        return UserMinSepMonteCarlo()

@@ -11,7 +11,7 @@ from scipy.special import xlogy
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.simulation import Direction
-from dptrain.accounting.simulation.weighted.terms import WeightedTerms
+from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.users.law import UserLaw
 from dptrain.accounting.users.losses import gram_product, transposed
 from dptrain.accounting.users.recursion import Codes, log_ratio, participations, rescale_interval

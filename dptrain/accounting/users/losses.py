@@ -54,11 +54,8 @@ class UserLosses(Simulation):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
-        """Draw losses, every σ by itself from shared draws, whatever ``several`` says."""
-        del several
+        """Draw losses, every σ by itself from shared draws."""
         law = self.law
         directions = DIRECTIONS if direction == "both" else (direction,)
         noise = rng.standard_normal((law.steps, size))

@@ -11,7 +11,13 @@ import torch
 
 from dptrain.accounting.base import Cost, truncation_refusal
 from dptrain.accounting.min_sep import LogRecursion, MinSepLaw, min_sep_refusal, participations
-from dptrain.accounting.simulation import DIRECTIONS, Direction, MonteCarloAccountant, Simulation
+from dptrain.accounting.simulation import (
+    DIRECTIONS,
+    Direction,
+    PlainLaw,
+    SimulatedAccountant,
+    Simulation,
+)
 from dptrain.core import Array, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
@@ -79,16 +85,6 @@ class AnyMatrixLosses(Simulation):
         )
 
     @property
-    def participation(self) -> float:
-        """Chance that an example takes part at all, rounded up."""
-        return self._draws.participation
-
-    @property
-    def add_limit(self) -> float:
-        """-log Pr[x = 0], rounded up."""
-        return self._draws.add_limit
-
-    @property
     def work(self) -> int:
         """n² products a sample; counted a hundredfold cheaper than steps."""
         return self.steps + self.steps**2 // 100
@@ -130,10 +126,8 @@ class AnyMatrixLosses(Simulation):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
-        """Bounds on the losses; see ``Simulation.draw``. Rows are alike whatever the others."""
+        """Bounds on the losses; see ``Simulation.draw``."""
         directions = DIRECTIONS if direction == "both" else (direction,)
         signal = None
         if "remove" in directions:
@@ -165,12 +159,14 @@ class AnyMatrixLosses(Simulation):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnyMatrixMonteCarlo(MonteCarloAccountant):
+class MinSepAnyMatrix(SimulatedAccountant):
     """Simulates bounds on the privacy loss of ``MinSep`` sampling with any C ≥ 0.
 
     The losses that bound it are those of ``AnyMatrixLosses``. For a banded Toeplitz C with
-    bands ≤ min_sep the loss itself can be computed, which ``MinSepMonteCarlo`` does.
+    bands ≤ min_sep the loss itself can be computed, which ``MinSepImportance`` does.
     """
+
+    max_samples: int = 10**9
 
     name = "min-sep-any-matrix"
     display = "r-min-sep Monte Carlo"
@@ -204,14 +200,14 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
         """n² operations a sample."""
         return Cost.HOURS
 
-    def simulation(self, mechanism: MatrixMechanism) -> AnyMatrixLosses:
-        """The pair (P, Q) of the mechanism, without its σ."""
+    def law(self, mechanism: MatrixMechanism) -> PlainLaw:
+        """The losses, below the unamplified Gaussian mechanism."""
         scheme = mechanism.scheme
         assert isinstance(scheme, MinSep)
         checks.invariant(
             scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
         )
-        return AnyMatrixLosses(
+        losses = AnyMatrixLosses(
             strategy=mechanism.strategy,
             probability=scheme.probability,
             min_sep=scheme.min_sep,
@@ -219,3 +215,4 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
             warm_start=scheme.warm_start,
             max_participations=scheme.max_participations,
         )
+        return PlainLaw(losses)

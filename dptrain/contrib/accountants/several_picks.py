@@ -1,4 +1,4 @@
-"""Monte Carlo accountant for k picks out of t steps with independent noise."""
+"""Privacy losses of k picks out of t steps with independent noise."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain.accounting import Cost
-from dptrain.accounting.balls_in_bins import (
-    LARGEST_NORMAL,
-    log_subset_means,
-    picks_refusal,
-    rounding,
-)
-from dptrain.accounting.simulation import DIRECTIONS, Direction, MonteCarloAccountant, Simulation
+from dptrain.accounting.balls_in_bins import LARGEST_NORMAL, log_subset_means, rounding
+from dptrain.accounting.simulation import DIRECTIONS, Direction, Simulation
 from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import RandomAllocation
@@ -97,11 +92,8 @@ class SubsetLosses(Simulation):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
-        """Draw losses, every σ by itself, whatever ``several`` says."""
-        del several
+        """Draw losses, every σ by itself."""
         directions = DIRECTIONS if direction == "both" else (direction,)
         losses = np.zeros((len(directions), len(sigmas), size))
         for part in self.rows(size):
@@ -128,30 +120,3 @@ def cost_of_samples(mechanism: MatrixMechanism) -> Cost:
     law = SubsetLosses.of(mechanism)
     work = law.work * min(law.picks, law.bins - law.picks + 1)
     return Cost.MINUTES if work <= _MINUTES else Cost.HOURS
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AllocationMonteCarlo(MonteCarloAccountant):
-    """Simulates the privacy loss of ``RandomAllocation`` with independent noise, any k.
-
-    Nothing is lost but the certificate's margin: see ``SubsetLosses``.
-    """
-
-    name = "allocation-monte-carlo"
-    display = "allocation Monte Carlo"
-
-    def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, correlated noise, and noise that varies by the step."""
-        return picks_refusal(mechanism)
-
-    def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only: 'allocation-pld' covers the same mechanisms."""
-        return "it simulates what 'allocation-pld' bounds without samples; ask for it by name"
-
-    def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Minutes to hours: 60/δ samples and more, each of t·k·E steps."""
-        return cost_of_samples(mechanism)
-
-    def simulation(self, mechanism: MatrixMechanism) -> SubsetLosses:
-        """The pair (P, Q) of the mechanism, without its σ."""
-        return SubsetLosses.of(mechanism)

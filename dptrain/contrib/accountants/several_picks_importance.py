@@ -8,18 +8,14 @@ from typing import Any
 
 from dptrain.accounting import Cost
 from dptrain.accounting.balls_in_bins import AllocationCurve, AllocationPLD, picks_refusal
-from dptrain.accounting.simulation import (
-    Bounds,
-    TermsAtEpsilon,
-    WeightedAccountant,
-)
+from dptrain.accounting.simulation import SimulatedAccountant, SimulatedLaw, TermsAtEpsilon
 from dptrain.contrib.accountants.several_picks import SubsetLosses, cost_of_samples
 from dptrain.contrib.accountants.several_picks_terms import TiltedSubsets
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import RandomAllocation
 
 
-class _PicksBounds(Bounds):
+class _PicksLaw(SimulatedLaw):
     """One pick from each of k blocks."""
 
     def __init__(self, mechanism: MatrixMechanism) -> None:
@@ -30,18 +26,22 @@ class _PicksBounds(Bounds):
         return AllocationPLD().curve(self._mechanism)
 
     @functools.cached_property
+    def losses(self) -> SubsetLosses:
+        return SubsetLosses.of(self._mechanism)
+
+    @functools.cached_property
     def _tilted(self) -> TiltedSubsets:
-        return TiltedSubsets(SubsetLosses.of(self._mechanism), self.curve)
+        return TiltedSubsets(self.losses, self.curve)
 
     def to_dict(self) -> dict[str, Any]:
-        return self._tilted.losses.to_dict()
+        return self.losses.to_dict()
 
-    def tilted(self, sigma: float) -> TermsAtEpsilon:
+    def terms(self, sigma: float) -> TermsAtEpsilon:
         return self._tilted.at(sigma).both
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllocationImportance(WeightedAccountant):
+class AllocationImportance(SimulatedAccountant):
     """Refines the bound by blocks of ``RandomAllocation`` with k > 1 by the exact k-subsets' law.
 
     The terms are those of ``TiltedSubsets``. What it states is never above what 'allocation-pld'
@@ -75,6 +75,6 @@ class AllocationImportance(WeightedAccountant):
         """Seconds to minutes, hours where a loss takes many steps."""
         return cost_of_samples(mechanism)
 
-    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
+    def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
         """Those of 'allocation-pld'."""
-        return _PicksBounds(mechanism)
+        return _PicksLaw(mechanism)

@@ -21,7 +21,7 @@ from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import Replicas, largest_order
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.simulation import certificate_cache
-from dptrain.accounting.simulation.weighted.accountant import METHOD, STEP
+from dptrain.accounting.simulation.certificate import METHOD, STEP
 from dptrain.core.json_value import digest
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
@@ -177,14 +177,15 @@ def test_deterministic_bounds_are_above_a_known_profile() -> None:
 
 def test_false_claims_are_rare() -> None:
     """A threshold rule at q = .2 on a mechanism that violates it: ≤ q of 100 seeds accept."""
-    from dptrain.accounting.simulation.weighted.verdicts import Rule, judge
+    from dptrain.accounting.simulation.draws import Draws
+    from dptrain.accounting.simulation.verdicts import Rule, judge
 
     epsilon = 1.5
     known = float(PoissonPLD().profile(KNOWN, [epsilon]).remove[0])
     terms = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2).remove(epsilon)
-    rule = Rule(known * 0.999, 0.2 * 12, 10**6)  # one look, of the twelve that a rule allows for
+    rule = Rule(known * 0.999, 0.2, 10**6, ample=256)
     accepted = sum(
-        judge(terms, rule, looks=[256], seed=[seed], threads=1, progress=lambda _: None)["accepted"]
+        judge(terms, rule, draws=Draws(seed, 1), stream=[], progress=lambda _: None)["accepted"]
         for seed in range(100)
     )
     assert accepted <= 100 * 0.2 + 6 * math.sqrt(100 * 0.2 * 0.8)
@@ -380,7 +381,7 @@ def test_dear_orders_are_asked_where_samples_did_not_better_them(monkeypatch) ->
     asked = MinSepImportance(max_samples=1, seed=1, progress=False)
     found = asked.calibrate(few, epsilon=6.0, delta=1e-6)
     needed = MinSepRenyi().calibrate(few, epsilon=6.0, delta=1e-6).noise_multiplier
-    bounds = asked.bounds(few)
+    bounds = asked.law(few)
     quick = bounds.least_sigma(6.0, 1e-6, progress=False)
     assert quick is not None
     assert needed < 0.9 * quick

@@ -306,9 +306,7 @@ def test_losses_do_not_depend_on_threads_or_on_other_noise_levels() -> None:
     samples = 2 * simulation.lanes + 17
     runs = [
         np.concatenate(
-            list(
-                loss_chunks(simulation, [1.0, 2.0], "both", seed=[7, 1], samples=samples, threads=k)
-            ),
+            list(loss_chunks(simulation, [1.0, 2.0], seed=[7, 1], samples=samples, threads=k)),
             axis=2,
         )
         for k in (1, 3)

@@ -105,7 +105,7 @@ def test_thousands_of_bins_are_amplified_by_default() -> None:
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     (member,) = find_accountants(mechanism)
     assert member.name == "min-sep-importance"
-    curve = member.bounds(mechanism).curve  # type: ignore[attr-defined]
+    curve = member.law(mechanism).curve  # type: ignore[attr-defined]
     norm = float(np.linalg.norm(strategy.first_column(8224)))
     assert affordable(curve.law, 0.45 * norm).largest == 3
     # Without amplification it takes σ = .612 ‖c‖.

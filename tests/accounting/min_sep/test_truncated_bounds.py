@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom
 
 from dptrain.accounting import account, calibrate, find_accountants
+from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.min_sep import importance
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
@@ -20,6 +21,7 @@ from dptrain.accounting.min_sep.truncated import (
     TruncatedMinSepImportance,
     TruncatedMinSepRenyi,
 )
+from dptrain.accounting.min_sep.truncated.importance import RarelyCut
 from dptrain.accounting.min_sep.truncated.renyi import truncated_curve
 from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
@@ -243,12 +245,11 @@ def test_the_default_follows_from_how_often_batches_are_cut():
         return found.name
 
     assert default(2048) == "truncated-min-sep-importance"
-    assert default(1850) == "truncated-min-sep-monte-carlo"
+    assert default(1850) == "truncated-min-sep-importance"
     asked = MatrixMechanism(
         scheme=production(1850), strategy=banded(1.0, 0.5), noise_multiplier=1.0
     )
-    reserved = TruncatedMinSepImportance().reserved(asked)
-    assert "choose a larger max_batch_size than 1850" in reserved
+    assert TruncatedMinSepImportance().cost(asked) is Cost.HOURS
     with pytest.raises(ValueError, match=r"larger max_batch_size.*truncated-min-sep-renyi"):
         calibrate(scheme=asked.scheme, strategy=asked.strategy, epsilon=10.0, delta=1.301e-8)
 
@@ -272,8 +273,8 @@ def test_a_cap_of_the_whole_dataset_changes_nothing():
 def test_terms_are_those_of_whole_batches_and_the_loss():
     asked = MatrixMechanism(scheme=small(), strategy=banded(1.0, 0.5), noise_multiplier=1.0)
     sigma, epsilon = 1.0, 1.0
-    cut = TruncatedMinSepImportance().bounds(asked).tilted(sigma)(epsilon)
-    plain = MinSepImportance().bounds(whole(asked)).tilted(sigma)(epsilon)
+    cut = RarelyCut(asked.scheme, truncated_curve(asked)).terms(sigma)(epsilon)
+    plain = MinSepImportance().law(whole(asked)).terms(sigma)(epsilon)
     losses = truncated_curve(asked).losses(sigma, np.array([epsilon]))
     for (loss,), direction in zip(losses, ("remove", "add"), strict=True):
         assert loss > 0.0
@@ -291,7 +292,7 @@ def test_dear_orders_come_last_under_a_cap_too(monkeypatch):
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40, max_batch_size=120)
     asked = MatrixMechanism(scheme=scheme, strategy=banded(1.0, 0.5, 0.3), noise_multiplier=1.0)
     monkeypatch.setattr(importance, "_QUICK_WORK", 40 * 4)
-    bounds = TruncatedMinSepImportance().bounds(asked)
+    bounds = TruncatedMinSepImportance().law(asked)
     quick = bounds.least_sigma(6.0, 1e-6, progress=False)
     better = bounds.better_sigma(quick, 6.0, 1e-6, progress=False)
     needed = TruncatedMinSepRenyi().calibrate(asked, epsilon=6.0, delta=1e-6).noise_multiplier
@@ -299,7 +300,7 @@ def test_dear_orders_come_last_under_a_cap_too(monkeypatch):
     assert better == pytest.approx(needed, rel=2e-3)
     assert truncated_curve(asked).epsilon(quick, 1e-6) <= 6.0
     # Messages are made once for a σ, whatever is asked of it.
-    assert bounds.terms(1.0) is bounds.terms(1.0)
+    assert bounds.at(1.0) is bounds.at(1.0)
 
 
 def test_no_loss_beyond_what_an_absent_example_could_have():

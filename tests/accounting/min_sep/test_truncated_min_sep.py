@@ -13,7 +13,7 @@ from scipy.stats import binom
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import log_ratio
-from dptrain.accounting.min_sep.truncated import TruncatedMinSepLosses, TruncatedMinSepMonteCarlo
+from dptrain.accounting.min_sep.truncated import TruncatedMinSepImportance, TruncatedMinSepLosses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BandMF, Dense
@@ -70,7 +70,7 @@ class TestContract(AccountantContract):
     deepest_delta = 2e-4
 
     def accountant(self):
-        return TruncatedMinSepMonteCarlo(seed=5, progress=False, profile_samples=30_000)
+        return TruncatedMinSepImportance(seed=5, progress=False, profile_samples=30_000)
 
     def mechanism(self):
         law = scheme(p=0.2, b=2, size=300, steps=6, largest=55)
@@ -144,7 +144,7 @@ def test_the_mean_of_the_inverse_ratio_is_one(options):
 
 def test_rows_do_not_depend_on_the_company():
     pair = losses([1.0, 0.5], steps=8)
-    together = pair.draw([0.7, 1.5], "both", np.random.default_rng(2), 50, several=True)
+    together = pair.draw([0.7, 1.5], "both", np.random.default_rng(2), 50)
     for index, sigma in enumerate((0.7, 1.5)):
         alone = pair.draw([sigma], "both", np.random.default_rng(2), 50)
         np.testing.assert_array_equal(together[:, index], alone[:, 0])
@@ -219,7 +219,7 @@ def test_vectors_are_no_worse_than_numbers():
 
 
 def test_refusals_name_the_reason():
-    member = TruncatedMinSepMonteCarlo()
+    member = TruncatedMinSepImportance()
     plain = MinSep(probability=0.3, min_sep=2, dataset_size=12, steps=6)
     for law, strategy, reason in (
         (plain, banded(1.0), "max_batch_size"),

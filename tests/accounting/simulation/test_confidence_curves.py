@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.simulation.draws import Draws
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.published_profile import chords
 from dptrain.sampling import MinSep
@@ -19,7 +20,7 @@ P, SIGMA = 0.3, 0.8
 COARSE = np.linspace(0.0, 2.4, 7)
 FINE = np.linspace(0.0, 2.4, 241)
 MEMBERS = {
-    "monte-carlo": MinSepMonteCarlo(seed=4, profile_samples=200_000, progress=False, threads=1),
+    "plain": MinSepAnyMatrix(seed=4, profile_samples=200_000, progress=False, threads=1),
     "importance": MinSepImportance(seed=4, progress=False, threads=1),
 }
 
@@ -95,7 +96,7 @@ def test_curves_are_too_low_somewhere_no_more_often_than_stated() -> None:
     truth = one_step(FINE)
     failures = 0
     for seed in range(200):
-        member = MinSepMonteCarlo(
+        member = MinSepAnyMatrix(
             seed=seed, profile_samples=2000, failure_probability=0.2, progress=False, threads=1
         )
         profile = member.profile(mechanism(), COARSE)
@@ -111,16 +112,14 @@ def test_curves_are_too_low_somewhere_no_more_often_than_stated() -> None:
 @pytest.mark.slow
 def test_weighted_samples_are_spread_over_the_grid(monkeypatch) -> None:
     """No stairs: every point of 81 is sampled, with as many samples in all as 24 points had."""
-    import dptrain.accounting.simulation.weighted.accountant as weighted
-
     asked: list[int] = []
-    plain = weighted.mean_of
+    plain = Draws.mean
 
-    def counted(terms, samples, **options):
+    def counted(draws, terms, samples, stream):
         asked.append(samples)
-        return plain(terms, samples, **options)
+        return plain(draws, terms, samples, stream)
 
-    monkeypatch.setattr(weighted, "mean_of", counted)
+    monkeypatch.setattr(Draws, "mean", counted)
     profile = MEMBERS["importance"].profile(mechanism(), np.linspace(0.0, 2.0, 81))
     assert len(asked) >= 81
     assert sum(asked) <= 2 * 24 * 20_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.users.exposed import ExposedSteps
+from dptrain.accounting.simulation import SimulatedAccountant
+from dptrain.accounting.users.disjoint import UserMinSepImportance
+from dptrain.accounting.users.exposed import ExposedStepsImportance
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
@@ -17,6 +17,7 @@ from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 from tests.accounting.users import test_user_attack as attack
+from tests.helpers.plain_means import estimate
 from tests.oracles import user_level as oracle
 
 ALONE = AttributionGraph.from_lists([[0], [0], [1], [2], [2]])
@@ -39,14 +40,14 @@ class _Contract(AccountantContract):
     simulated = True
     delta = 2e-3
     deepest_delta = 4e-4
-    accountant_class: type[MonteCarloAccountant]
+    accountant_class: type[SimulatedAccountant]
 
-    def accountant(self) -> MonteCarloAccountant:
+    def accountant(self) -> SimulatedAccountant:
         return self.accountant_class(seed=1, progress=False, threads=1, profile_samples=30_000)
 
 
-class TestUserMinSepMonteCarlo(_Contract):
-    accountant_class = UserMinSepMonteCarlo
+class TestUserMinSepImportance(_Contract):
+    accountant_class = UserMinSepImportance
 
     def mechanism(self) -> MatrixMechanism:
         return mechanism(ALONE)
@@ -55,8 +56,8 @@ class TestUserMinSepMonteCarlo(_Contract):
         return mechanism(RING)
 
 
-class TestExposedSteps(_Contract):
-    accountant_class = ExposedSteps
+class TestExposedStepsImportance(_Contract):
+    accountant_class = ExposedStepsImportance
 
     def mechanism(self) -> MatrixMechanism:
         return mechanism(RING)
@@ -73,10 +74,10 @@ def test_refusals_say_why() -> None:
     detached = _read_back(RING)
     alone = _read_back(ALONE)
     for member, refused, why in (
-        (ExposedSteps(), mechanism(detached), "attach"),
-        (ExposedSteps(), mechanism(RING, min_sep=2), "bands <= min_sep"),
-        (UserMinSepMonteCarlo(), mechanism(RING), "disjoint"),
-        (UserMinSepMonteCarlo(), mechanism(ALONE, min_sep=2), "bands <= min_sep"),
+        (ExposedStepsImportance(), mechanism(detached), "attach"),
+        (ExposedStepsImportance(), mechanism(RING, min_sep=2), "bands <= min_sep"),
+        (UserMinSepImportance(), mechanism(RING), "disjoint"),
+        (UserMinSepImportance(), mechanism(ALONE, min_sep=2), "bands <= min_sep"),
     ):
         assert why in (member.refusal(refused) or "")
     example = MatrixMechanism(
@@ -85,21 +86,20 @@ def test_refusals_say_why() -> None:
         noise_multiplier=1.0,
     )
     many = AttributionGraph.from_lists([[0]] * 65)
-    for member in (ExposedSteps(), UserMinSepMonteCarlo()):
+    for member in (ExposedStepsImportance(), UserMinSepImportance()):
         assert "UserMinSep" in (member.refusal(example) or "")
         assert "at most 64" in (member.refusal(mechanism(many)) or "")
         assert member.refusal(mechanism(alone)) is None  # its facts say that it is disjoint
-        assert "by name" in (member.reserved(mechanism(ALONE)) or "")
 
 
 def test_the_law_reads_the_graph() -> None:
     star = AttributionGraph.from_lists([list(range(8)), *([i] for i in range(1, 8))])
-    law = ExposedSteps().law(mechanism(star))
+    law = ExposedStepsImportance().user_law(mechanism(star))
     assert law.neighbors == 7
     assert law.examples == (1, 2)
-    assert ExposedSteps().law(mechanism(ALONE)).neighbors == 0
+    assert ExposedStepsImportance().user_law(mechanism(ALONE)).neighbors == 0
     for exclusion in ("sampling", "participation"):
-        own = UserMinSepMonteCarlo().law(mechanism(ALONE, exclusion=exclusion))
+        own = UserMinSepImportance().user_law(mechanism(ALONE, exclusion=exclusion))
         assert (own.exclusion, own.burn_in, own.neighbors) == (exclusion, 3, 0)
 
 
@@ -117,9 +117,7 @@ def test_a_disjoint_graph_costs_what_is_attained(exclusion: str) -> None:
         ((0,), (0,)), p=0.2, b=2, steps=2, sampled=exclusion == "sampling", burn_in=1
     )
     truth = oracle.attained(oracle.revealed_mixtures(((0,), (0,)), law, 0), matrix, 0.8, 0.5)
-    found = UserMinSepMonteCarlo(seed=2, progress=False, profile_samples=200_000).estimate(
-        subject, [0.5]
-    )
+    found = estimate(UserMinSepImportance(), subject, [0.5], seed=2)
     for value, error, expected in zip(
         (found.remove, found.add), (found.remove_error, found.add_error), truth, strict=True
     ):
@@ -130,12 +128,12 @@ def test_a_disjoint_graph_costs_what_is_attained(exclusion: str) -> None:
 def test_the_attack_on_the_theorem_is_covered() -> None:
     scheme = attack.scheme("sampling")
     subject = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=attack.SIGMA)
-    assert UserMinSepMonteCarlo().refusal(subject)
-    accountant = ExposedSteps(seed=3, progress=False, profile_samples=100_000)
-    assert accountant.law(subject).neighbors == 800
+    assert UserMinSepImportance().refusal(subject)
+    accountant = ExposedStepsImportance(seed=3, progress=False)
+    assert accountant.user_law(subject).neighbors == 800
     found, error = attack.attained(scheme)
     assert found == pytest.approx(0.027, abs=1e-3)
-    claimed = accountant.estimate(subject, [attack.EPSILON])
+    claimed = estimate(accountant, subject, [attack.EPSILON], samples=100_000, seed=3)
     assert claimed.remove[0] + 6 * claimed.remove_error[0] >= found - 6 * error
     assert accountant.profile(subject, [attack.EPSILON]).delta[0] >= found - 6 * error
 
@@ -143,8 +141,12 @@ def test_the_attack_on_the_theorem_is_covered() -> None:
 def test_exposed_steps_lie_between_hiding_and_revealing_everything() -> None:
     """More neighbors cost more; with very many it is the bound that reveals all draws."""
     hidden, some, all_ = (
-        ExposedSteps(seed=4, progress=False, profile_samples=60_000).estimate(
-            mechanism(graph, burn_in=0, bands=1, sigma=0.8, probability=0.03), [0.5]
+        estimate(
+            ExposedStepsImportance(),
+            mechanism(graph, burn_in=0, bands=1, sigma=0.8, probability=0.03),
+            [0.5],
+            samples=60_000,
+            seed=4,
         )
         for graph in (
             AttributionGraph.from_lists([[0], [0]]),
@@ -163,4 +165,4 @@ def test_exposed_steps_lie_between_hiding_and_revealing_everything() -> None:
 
 
 def test_kind_is_what_a_simulation_can_say() -> None:
-    assert ExposedSteps().kind_of(mechanism(RING)) is Kind.CONFIDENCE
+    assert ExposedStepsImportance().kind_of(mechanism(RING)) is Kind.CONFIDENCE

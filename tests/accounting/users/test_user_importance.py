@@ -11,9 +11,8 @@ import pytest
 
 from dptrain.accounting import account, calibrate, find_accountants
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
+from dptrain.accounting.users import ExposedStepsImportance, UserMinSepImportance
 from dptrain.accounting.users import recursion as user_recursion
-from dptrain.accounting.users.exposed import ExposedSteps
-from dptrain.accounting.users.importance import ExposedStepsImportance, UserMinSepImportance
 from dptrain.accounting.users.importance_terms import TiltedUser
 from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.losses import UserLosses
@@ -210,7 +209,7 @@ def test_the_attack_is_covered_by_weighted_samples() -> None:
     found, error = attack.attained(scheme)
     accountant = ExposedStepsImportance(seed=3, progress=False)
     assert accountant.profile(subject, [attack.EPSILON]).delta[0] >= found - 6 * error
-    terms = accountant.bounds(subject).tilted(attack.SIGMA)(attack.EPSILON)["remove"]
+    terms = accountant.law(subject).terms(attack.SIGMA)(attack.EPSILON)["remove"]
     drawn = terms.draw(np.random.default_rng(2), 50_000)
     assert drawn.mean() + 6 * drawn.std() / math.sqrt(drawn.size) >= found - 6 * error
 
@@ -226,9 +225,9 @@ def test_a_calibrated_user_is_not_above_what_plain_samples_show() -> None:
     assert found.kind is Kind.VERIFIED
     assert found.noise_multiplier < proven.noise_multiplier
     losses = (
-        ExposedSteps()
-        .simulation(subject)
-        .draw([found.noise_multiplier], "remove", np.random.default_rng(8), 200_000)
+        ExposedStepsImportance()
+        .law(subject)
+        .losses.draw([found.noise_multiplier], "remove", np.random.default_rng(8), 200_000)
     )
     terms = hockey_stick(losses[0], 1.0)
     error = 6 * terms.std() / math.sqrt(terms.size)
@@ -292,7 +291,7 @@ def test_samples_answer_where_draws_stay_hidden_and_time_is_short(
 
 
 def law_of_graph(subject: MatrixMechanism) -> UserLaw:
-    return ExposedSteps().law(subject)
+    return ExposedStepsImportance().user_law(subject)
 
 
 @pytest.mark.parametrize("extra", [0, 30])

@@ -8,23 +8,24 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.contrib.accountants.any_matrix import (
     AnyMatrixLosses,
-    AnyMatrixMonteCarlo,
+    MinSepAnyMatrix,
     greatest_overlaps,
 )
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BSR, SquareRoot, Tree
 from dptrain.testing import AccountantContract
+from tests.helpers.plain_means import estimate
 from tests.oracles import enumeration
 
 
 def losses_of(strategy, p, b, n, warm) -> AnyMatrixLosses:
     scheme = MinSep(probability=p, min_sep=b, dataset_size=100, steps=n, warm_start=warm)
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
-    return AnyMatrixMonteCarlo().simulation(mechanism)
+    return MinSepAnyMatrix().law(mechanism).losses
 
 
 def law_of(simulation: AnyMatrixLosses) -> enumeration.Law:
@@ -104,13 +105,13 @@ def test_one_sigma_does_not_depend_on_the_others() -> None:
     np.testing.assert_array_equal(many[:, 1:], one)
 
 
-class TestAnyMatrixMonteCarlo(AccountantContract):
+class TestMinSepAnyMatrix(AccountantContract):
     simulated = True
     delta = 1e-3
     deepest_delta = 1e-4
 
     def accountant(self):
-        return AnyMatrixMonteCarlo(seed=11, progress=False, profile_samples=50_000)
+        return MinSepAnyMatrix(seed=11, progress=False, profile_samples=50_000)
 
     def mechanism(self):
         scheme = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=16)
@@ -121,16 +122,13 @@ class TestAnyMatrixMonteCarlo(AccountantContract):
 def test_close_to_the_exact_accountant_where_both_apply() -> None:
     scheme = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=24)
     mechanism = MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=2.0)
-    ours = AnyMatrixMonteCarlo(seed=1, progress=False)
-    estimate = ours.estimate(mechanism, [0.5])
-    exact = MinSepMonteCarlo(seed=2, progress=False).estimate(mechanism, [0.5])
+    bound = estimate(MinSepAnyMatrix(), mechanism, [0.5], seed=1)
+    exact = estimate(MinSepImportance(), mechanism, [0.5], seed=2)
     for side in ("remove", "add"):
-        gap = getattr(estimate, side)[0] - getattr(exact, side)[0]
-        error = math.hypot(
-            getattr(estimate, f"{side}_error")[0], getattr(exact, f"{side}_error")[0]
-        )
+        gap = getattr(bound, side)[0] - getattr(exact, side)[0]
+        error = math.hypot(getattr(bound, f"{side}_error")[0], getattr(exact, f"{side}_error")[0])
         assert abs(gap) < 6 * error
-    assert ours.reserved(mechanism) is not None
+    assert MinSepAnyMatrix().reserved(mechanism) is not None
 
 
 def test_refusals() -> None:
@@ -138,10 +136,10 @@ def test_refusals() -> None:
 
     scheme = Poisson(probability=0.1, dataset_size=500, steps=24)
     poisson = MatrixMechanism(scheme=scheme, strategy=SquareRoot(), noise_multiplier=2.0)
-    assert "MinSep" in AnyMatrixMonteCarlo().refusal(poisson)
+    assert "MinSep" in MinSepAnyMatrix().refusal(poisson)
     long = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=5000)
     too_long = MatrixMechanism(scheme=long, strategy=SquareRoot(), noise_multiplier=2.0)
-    assert "5000" in AnyMatrixMonteCarlo().refusal(too_long)
+    assert "5000" in MinSepAnyMatrix().refusal(too_long)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -151,7 +149,7 @@ def test_trees_have_more_rows_than_steps(direction) -> None:
     columns = strategy.columns(3, np.arange(3))
     assert columns.shape[0] > 3
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
-    simulation = AnyMatrixMonteCarlo().simulation(mechanism)
+    simulation = MinSepAnyMatrix().law(mechanism).losses
     law = enumeration.min_sep_warm(3, 0.3, 2)
     y = np.random.default_rng(1).standard_normal((200, len(columns)))
     exact = enumeration.log_ratio(law, columns, 1.0, y)

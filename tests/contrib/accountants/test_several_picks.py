@@ -25,8 +25,9 @@ from dptrain.contrib.accountants.several_picks_terms import RoundedTilt, TailMix
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson, RandomAllocation
-from dptrain.strategies import BSR, BandMF, Identity
+from dptrain.strategies import BandMF, Identity
 from dptrain.testing import AccountantContract
+from tests.helpers.plain_means import means
 
 
 def made(*, bins, picks, epochs=1, sigma, strategy=None, size=5_000) -> MatrixMechanism:
@@ -50,21 +51,6 @@ class TestAllocationImportance(AccountantContract):
 
     def refused_mechanism(self):
         return made(bins=6, picks=1, sigma=1.5)
-
-
-class TestAllocationMonteCarlo(AccountantContract):
-    simulated = True
-    delta = 1e-3
-    deepest_delta = 5e-4
-
-    def accountant(self):
-        return AllocationMonteCarlo(seed=11, progress=False)
-
-    def mechanism(self):
-        return made(bins=4, picks=2, sigma=1.5)
-
-    def refused_mechanism(self):
-        return made(bins=6, picks=2, sigma=1.5, strategy=BSR(bands=2))
 
 
 def over_all_subsets(numbers, picks):
@@ -188,7 +174,7 @@ def test_terms_stay_below_their_ceiling_and_have_the_true_mean(
     bins, picks, epochs, sigma, epsilon
 ) -> None:
     mechanism = made(bins=bins, picks=picks, epochs=epochs, sigma=sigma)
-    bounds = AllocationImportance().bounds(mechanism)
+    bounds = AllocationImportance().law(mechanism)
     truth = by_quadrature(bins, picks, sigma, epsilon)[0]
     at = bounds._tilted.at(sigma)
     for terms in (at.remove(epsilon), at.of(epsilon, 1.0, 0.3), at.of(epsilon, 3.0, 0.1)):
@@ -205,8 +191,8 @@ def test_terms_stay_below_their_ceiling_and_have_the_true_mean(
     [(8, 3, 2, 1.5, 2.0), (6, 4, 3, 3.0, 1.0), (40, 5, 1, 1.0, 2.0), (5, 5, 2, 3.0, 2.0)],
 )
 def test_terms_agree_with_plain_losses(bins, picks, epochs, sigma, epsilon) -> None:
-    bounds = AllocationImportance().bounds(made(bins=bins, picks=picks, epochs=epochs, sigma=sigma))
-    terms = bounds.tilted(sigma)(epsilon)["remove"]
+    bounds = AllocationImportance().law(made(bins=bins, picks=picks, epochs=epochs, sigma=sigma))
+    terms = bounds.terms(sigma)(epsilon)["remove"]
     drawn = terms.draw(np.random.default_rng(3), 60_000)
     assert drawn.max() <= terms.ceiling < 0.9
     losses = SubsetLosses(bins, picks, epochs, 1.0)
@@ -260,9 +246,7 @@ def test_all_steps_are_the_gaussian(sigma) -> None:
 def test_one_pick_is_the_exact_law() -> None:
     mechanism = made(bins=20, picks=1, sigma=1.0)
     exact = AllocationPLD().profile(mechanism, [0.0, 0.5, 1.0])
-    estimate = AllocationMonteCarlo(seed=5, profile_samples=300_000, progress=False).estimate(
-        mechanism, [0.0, 0.5, 1.0]
-    )
+    estimate = means(SubsetLosses.of(mechanism), 1.0, [0.0, 0.5, 1.0], samples=300_000, seed=5)
     # The exact account is rounded up by some 1e-4 of ε.
     assert (np.abs(estimate.remove - exact.remove) < 6 * estimate.remove_error + 2e-4).all()
     assert (np.abs(estimate.add - exact.add) < 6 * estimate.add_error + 2e-4).all()
@@ -329,22 +313,21 @@ def test_blocks_answer_by_themselves_and_samples_by_name() -> None:
     mechanism = made(bins=20, picks=4, sigma=1.0)
     reasons = {each.name: each.reason for each in accountants_for(mechanism)}
     assert reasons["allocation-pld"] is None
-    for name in ("allocation-importance", "allocation-monte-carlo"):
-        assert "allocation-pld" in reasons[name]
+    assert "allocation-pld" in reasons["allocation-importance"]
     assert account(mechanism, delta=1e-5).accountant == "allocation-pld"
-    assert AllocationMonteCarlo().refusal(mechanism) is None
+    assert AllocationImportance().refusal(mechanism) is None
     other = MatrixMechanism(
         scheme=Poisson(probability=0.1, dataset_size=100, steps=10),
         strategy=Identity(),
         noise_multiplier=1.0,
     )
-    assert AllocationMonteCarlo().refusal(other) == "it needs RandomAllocation"
+    assert AllocationImportance().refusal(other) == "it needs RandomAllocation"
 
 
 def test_a_scaled_strategy_scales_the_noise() -> None:
     strategy = BandMF(bands=1, coefficients=(3.0,))
-    scaled = AllocationImportance().bounds(made(bins=9, picks=2, sigma=3.0, strategy=strategy))
-    plain = AllocationImportance().bounds(made(bins=9, picks=2, sigma=1.0))
-    first, second = (bounds.tilted(sigma)(2.0) for bounds, sigma in ((scaled, 3.0), (plain, 1.0)))
+    scaled = AllocationImportance().law(made(bins=9, picks=2, sigma=3.0, strategy=strategy))
+    plain = AllocationImportance().law(made(bins=9, picks=2, sigma=1.0))
+    first, second = (law.terms(sigma)(2.0) for law, sigma in ((scaled, 3.0), (plain, 1.0)))
     for direction in ("remove", "add"):
         assert first[direction].ceiling == pytest.approx(second[direction].ceiling, rel=1e-9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.shuffled import Shuffled
@@ -127,7 +127,7 @@ def test_no_accountant_takes_it_for_amplified(reshuffle):
     mechanism = MatrixMechanism(
         scheme=make(100, 20, 6, reshuffle=reshuffle), strategy=Identity(), noise_multiplier=1.0
     )
-    for accountant in (PoissonPLD(), BallsInBinsRenyi(), MinSepMonteCarlo()):
+    for accountant in (PoissonPLD(), BallsInBinsRenyi(), MinSepImportance()):
         assert accountant.refusal(mechanism) is not None
 
 

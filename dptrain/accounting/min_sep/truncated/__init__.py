@@ -1,11 +1,11 @@
 """b-min-sep sampling with a largest batch: what cutting costs at most, and losses of its pair."""
 
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
-from dptrain.accounting.min_sep.truncated.importance import TruncatedMinSepImportance
-from dptrain.accounting.min_sep.truncated.losses import (
-    TruncatedMinSepLosses,
-    TruncatedMinSepMonteCarlo,
+from dptrain.accounting.min_sep.truncated.importance import (
+    TruncatedMinSepImportance,
+    often_cut,
 )
+from dptrain.accounting.min_sep.truncated.losses import TruncatedMinSepLosses
 from dptrain.accounting.min_sep.truncated.renyi import (
     TruncatedMinSepCurve,
     TruncatedMinSepRenyi,
@@ -17,7 +17,7 @@ __all__ = [
     "TruncatedMinSepCurve",
     "TruncatedMinSepImportance",
     "TruncatedMinSepLosses",
-    "TruncatedMinSepMonteCarlo",
     "TruncatedMinSepRenyi",
+    "often_cut",
     "whole_batches",
 ]

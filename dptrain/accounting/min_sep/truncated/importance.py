@@ -1,4 +1,4 @@
-"""The default accountant for truncated b-min-sep sampling: weighted samples of whole batches."""
+"""The default accountant for truncated b-min-sep sampling: samples of whole or of cut batches."""
 
 from __future__ import annotations
 
@@ -8,38 +8,51 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting.base.accountant import Cost
-from dptrain.accounting.min_sep.importance import MinSepBounds
+from dptrain.accounting.min_sep.importance import WholeBatches
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
+from dptrain.accounting.min_sep.truncated.losses import TruncatedMinSepLosses
 from dptrain.accounting.min_sep.truncated.renyi import (
     TruncatedMinSepCurve,
     truncated_curve,
     truncated_refusal,
 )
-from dptrain.accounting.simulation.weighted.accountant import (
-    Bounds,
-    TermsAtEpsilon,
-    WeightedAccountant,
-)
-from dptrain.accounting.simulation.weighted.terms import WeightedTerms
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation.law import PlainLaw, SimulatedLaw, TermsAtEpsilon
+from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
+from dptrain.strategies.toeplitz import BandedToeplitz
 
 
-class _TruncatedBounds(MinSepBounds):
+class RarelyCut(WholeBatches):
+    """The terms of whole batches, each larger by what cutting them costs at most.
+
+    Args:
+        scheme: the sampling, with a largest batch.
+        curve: the deterministic bounds.
+    """
+
     def __init__(self, scheme: MinSep, curve: TruncatedMinSepCurve) -> None:
         super().__init__(curve.whole, of=lambda whole: dataclasses.replace(curve, whole=whole))
         self._scheme, self._cut = scheme, curve
 
     def to_dict(self) -> dict[str, Any]:
+        """Those of whole batches, and the cap."""
         return {
             **super().to_dict(),
             "dataset_size": self._scheme.dataset_size,
             "max_batch_size": self._scheme.max_batch_size,
         }
 
-    def tilted(self, sigma: float) -> TermsAtEpsilon:
-        whole = self.terms(sigma)
+    @property
+    def most_samples(self) -> int:
+        """What takes minutes."""
+        return 10**8
+
+    def terms(self, sigma: float) -> TermsAtEpsilon:
+        """Those of whole batches, raised."""
+        whole = self.at(sigma)
 
         def both(epsilon: float) -> dict[str, WeightedTerms]:
             remove, add = self._cut.losses(sigma, np.array([epsilon]))
@@ -61,39 +74,51 @@ def _raised(terms: WeightedTerms, loss: float) -> WeightedTerms:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedMinSepImportance(WeightedAccountant):
+class TruncatedMinSepImportance(SimulatedAccountant):
     """Certifies ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ min_sep.
 
-    The terms are those of whole batches, and each is larger by what cutting costs at most: their
-    mean is at least δ(ε) of cut batches (docs/theory/min-sep.md#thm-min-sep-cut;
+    Where batches are rarely cut the terms are those of whole batches, and each is larger by what
+    cutting costs at most: their mean is at least δ(ε) of cut batches
+    (docs/theory/min-sep.md#thm-min-sep-cut;
     ``test_bounds_are_above_brute_force_over_everybodys_draws``).
+
+    Where they are often cut, an example meeting a full batch more than 1/N times on average, the
+    losses of the dominating pair are drawn, without weights
+    (docs/theory/min-sep.md#thm-truncated-min-sep, by ``TruncatedMinSepLosses``; Dong & Ganesh 2026,
+    Appendix D, arXiv 2602.09338). The pair itself gives something away there: an example and the
+    one it displaces are taken at their worst in both worlds.
     """
+
+    max_samples: int = 10**9
 
     name = "truncated-min-sep-importance"
     display = "truncated b-min-sep importance sampling"
     truncation = True
+    instead = (
+        "a larger max_batch_size, which is reached less often, or accountant="
+        "'truncated-min-sep-renyi' without simulation"
+    )
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for MinSep with a largest batch and a banded Toeplitz C, bands ≤ b."""
         return truncated_refusal(mechanism)
 
-    def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Where batches are often cut, simulating the pair itself shows more."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, MinSep)
-        meets = FullBatches.of(scheme).drawn
-        if meets * scheme.dataset_size <= 1.0:
-            return None
-        return (
-            f"an example meets a full batch {meets:.2g} times on average, which it adds to δ; "
-            f"choose a larger max_batch_size than {scheme.max_batch_size}, or ask for it by name"
-        )
-
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Minutes at most at the usual δ."""
-        return Cost.MINUTES
+        """Minutes at most at the usual δ; hours where batches are often cut."""
+        return Cost.HOURS if often_cut(mechanism) else Cost.MINUTES
 
-    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
-        """Those of whole batches, and what cutting them costs."""
-        assert isinstance(mechanism.scheme, MinSep)
-        return _TruncatedBounds(mechanism.scheme, truncated_curve(mechanism))
+    def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
+        """Whole batches and what cutting them costs, or the pair of cut batches."""
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        assert isinstance(scheme, MinSep)
+        if not often_cut(mechanism):
+            return RarelyCut(scheme, truncated_curve(mechanism))
+        assert isinstance(strategy, BandedToeplitz)
+        return PlainLaw(TruncatedMinSepLosses(scheme, strategy.first_column(scheme.steps)))
+
+
+def often_cut(mechanism: MatrixMechanism) -> bool:
+    """Whether full batches are met so often that the pair of cut batches shows more."""
+    scheme = mechanism.scheme
+    assert isinstance(scheme, MinSep)
+    return FullBatches.of(scheme).drawn * scheme.dataset_size > 1.0

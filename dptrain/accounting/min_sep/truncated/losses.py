@@ -1,4 +1,4 @@
-"""b-min-sep sampling with a largest batch, bands ≤ b: its losses, and who simulates them."""
+"""Privacy losses of b-min-sep sampling with a largest batch, bands ≤ b."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.monte_carlo import banded_refusal
 from dptrain.accounting.min_sep.recursion import make_recursion
-from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation.simulation import Direction, Simulation
 from dptrain.core import Array
-from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
-from dptrain.strategies.toeplitz import BandedToeplitz
 
 # Entries of one array of steps times samples: 4 MB, of which about a dozen exist at a time.
 _ENTRIES = 1 << 19
@@ -109,11 +104,8 @@ class TruncatedMinSepLosses(Simulation):
         direction: Direction | Literal["both"],
         rng: np.random.Generator,
         size: int,
-        *,
-        several: bool | None = None,
     ) -> Array:
-        """Draw losses, every σ by itself, whatever ``several`` says."""
-        del several
+        """Draw losses, every σ by itself."""
         law, largest = self.law, self._largest
         by_sample, counts = self.scheme.sample_draws(rng, size)
         drawn, others = by_sample.T, counts.T
@@ -203,42 +195,3 @@ def _correlate(law: MinSepLaw, y: Array) -> Array:
         last = min(first + size, law.steps)
         np.matmul(block[: last - first, : len(rows)], rows, out=product[first:last])
     return product
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
-    """Simulates the loss of ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ min_sep.
-
-    (docs/theory/min-sep.md#thm-truncated-min-sep, by the losses of ``TruncatedMinSepLosses``; Dong
-    & Ganesh 2026, Appendix D, arXiv 2602.09338.) The loss of the dominating pair is exact for each
-    simulated output. The pair itself gives something away where batches are cut (an example and the
-    one it displaces are taken at their worst in both worlds), nothing where B ≥ N.
-    """
-
-    name = "truncated-min-sep-monte-carlo"
-    display = "truncated b-min-sep Monte Carlo"
-    truncation = True
-    instead = (
-        "a larger max_batch_size, which is reached less often, or accountant="
-        "'truncated-min-sep-renyi' without simulation"
-    )
-
-    def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """``None`` for MinSep with a largest batch and a banded Toeplitz C, bands ≤ b."""
-        scheme = mechanism.scheme
-        if not isinstance(scheme, MinSep):
-            return f"it needs MinSep sampling, the scheme is {type(scheme).__name__}"
-        if scheme.max_batch_size is None:
-            return "it needs max_batch_size; without it ask the accountants of b-min-sep sampling"
-        return banded_refusal(mechanism)
-
-    def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Simulation takes hours at the δ of large data sets."""
-        return Cost.HOURS
-
-    def simulation(self, mechanism: MatrixMechanism) -> TruncatedMinSepLosses:
-        """The pair (P, Q) of the mechanism, without its σ."""
-        scheme, strategy = mechanism.scheme, mechanism.strategy
-        assert isinstance(scheme, MinSep)
-        assert isinstance(strategy, BandedToeplitz)
-        return TruncatedMinSepLosses(scheme, strategy.first_column(scheme.steps))

@@ -11,8 +11,8 @@ from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
+from dptrain.accounting.min_sep.law import banded_refusal, min_sep_law
 from dptrain.accounting.min_sep.moments import affordable
-from dptrain.accounting.min_sep.monte_carlo import banded_refusal, min_sep_law
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve, orders_refusal
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
 from dptrain.core import Array, Kind
@@ -127,7 +127,7 @@ class TruncatedMinSepCurve(Curve):
         return (
             f"an example meets a full batch {self.batches.drawn:.3g} times on average; uncut "
             f"batches would have ε = {whole:.6g}: a larger max_batch_size costs less noise, and "
-            "truncated-min-sep-monte-carlo may show less by simulation",
+            "truncated-min-sep-importance may show less by simulation",
         )
 
 
@@ -170,7 +170,7 @@ class TruncatedMinSepRenyi(DeterministicAccountant):
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """As the Monte Carlo accountant; and separations too large even for order 2."""
+        """As the simulating accountant; and separations too large even for order 2."""
         if reason := truncated_refusal(mechanism):
             return reason
         return orders_refusal(min_sep_law(whole_batches(mechanism)))

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from dptrain.accounting.simulation.confidence import largest_threshold
-from dptrain.accounting.simulation.simulation import chunks
-from dptrain.accounting.simulation.weighted.terms import WeightedTerms
-from dptrain.core import Array, checks
+from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.terms import Both, WeightedTerms
+from dptrain.core import checks
 
 _IN_PARTS = "{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 # Looks at the samples drawn so far: the first where next to nothing has been seen, each later one
 # at so many times as many.
 _FIRST_LOOK, _NEXT_LOOK, _MOST_LOOKS = 1.3, 1.6, 12
+# Of samples without weights, times the samples at which a mean of 0 is just enough.
+_AMPLE = 70.0
 _HOPELESS = 4.0  # standard errors above what would be accepted in the end
 
-Point = Callable[[float], dict[str, WeightedTerms]]  # both directions at a point of the grid
+Point = Callable[[float], Both]  # both directions at a point of the grid
 
 
 class Rule(NamedTuple):
@@ -41,6 +42,12 @@ class Rule(NamedTuple):
     failure: float
     most: int
     ample: int = 65_536
+
+    @classmethod
+    def plain(cls, violated: float, failure: float, most: int) -> Rule:
+        """The rule of samples without weights, for a threshold of .83 δ_v at the last look."""
+        rule = cls(violated, failure, most)
+        return rule._replace(ample=math.ceil(_AMPLE * rule._scale(1.0)))
 
     def _scale(self, ceiling: float) -> float:
         """So many samples in [0, ceiling] that a mean of 0 is just enough at one look."""
@@ -86,20 +93,12 @@ class Rule(NamedTuple):
         return self._replace(failure=self.failure / count)
 
 
-def drawn(
-    terms: WeightedTerms, samples: int, *, seed: Sequence[int], threads: int
-) -> Iterator[Array]:
-    """So many terms, in blocks; they do not depend on the number of threads."""
-    return chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=samples, threads=threads)
-
-
 def judge(
     terms: WeightedTerms,
     rule: Rule,
     *,
-    looks: Sequence[int] | None = None,
-    seed: Sequence[int],
-    threads: int,
+    draws: Draws,
+    stream: Sequence[int],
     progress: Callable[[float], object],
 ) -> dict[str, Any]:
     """One direction's verdict, as a JSON-ready row; stops early where it can only be a rejection.
@@ -111,19 +110,18 @@ def judge(
     row: dict[str, Any] = {"ceiling": terms.ceiling, "samples": 0, "mean": None}
     if terms.ceiling <= rule.violated:
         return {**row, "threshold": rule.violated, "accepted": True}
-    looks = looks or rule.looks(terms.ceiling)
+    looks = rule.looks(terms.ceiling)
     if not looks:
         return {**row, "threshold": None, "accepted": False}
     end = rule.threshold(terms.ceiling, looks[-1])
     total, squares, used = 0.0, 0.0, 0
     for number, wanted in enumerate(looks):
-        stream = [*seed, number]
-        for block in drawn(terms, wanted - used, seed=stream, threads=threads):
+        for size, chunk, squared in draws.sums(terms, wanted - used, [*stream, number]):
             # The factor covers the rounding of the sum, on the side of rejection.
-            total += float(block.sum()) * (1.0 + 1e-12)
-            squares += float(np.square(block).sum())
-            used += block.size
-            progress(block.size / looks[-1])
+            total += chunk * (1.0 + 1e-12)
+            squares += squared
+            used += size
+            progress(size / looks[-1])
             if total > looks[-1] * end:
                 break
         mean = total / used
@@ -139,11 +137,8 @@ def verify_points(
     points: Sequence[float],
     terms_at: Point,
     rule: Rule,
-    *,
-    seed: Sequence[int],
-    threads: int,
-    progress: bool,
-    label: str,
+    draws: Draws,
+    purpose: int,
 ) -> list[dict[str, Any]]:
     """Verdicts for points from the most to the least private, up to the first rejection.
 
@@ -156,15 +151,15 @@ def verify_points(
     """
     # How many samples a verdict takes shows when it begins: the bar counts verdicts, in parts.
     with tqdm(
-        total=1 + len(points), desc=label, unit="verdict", bar_format=_IN_PARTS,
-        disable=not progress, delay=2.0,
+        total=1 + len(points), desc="certify", unit="verdict", bar_format=_IN_PARTS,
+        disable=not draws.progress, delay=2.0,
     ) as bar:  # fmt: skip
 
         def verdict(number: int, direction: str, each: Rule) -> dict[str, Any]:
             side = 1 if direction == "add" else 0
             return judge(
-                terms_at(points[number])[direction], each, seed=[*seed, number, side],
-                threads=threads, progress=bar.update,
+                terms_at(points[number])[direction], each, draws=draws,
+                stream=[purpose, number, side], progress=bar.update,
             )  # fmt: skip
 
         add, end = None, len(points)
@@ -186,8 +181,3 @@ def verify_points(
             if not accepted:
                 break
     return rows
-
-
-def mean_of(terms: WeightedTerms, samples: int, *, seed: Sequence[int], threads: int) -> float:
-    """Plain mean of so many terms."""
-    return sum(float(b.sum()) for b in drawn(terms, samples, seed=seed, threads=threads)) / samples

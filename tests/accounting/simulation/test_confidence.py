@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +15,9 @@ from dptrain.accounting.simulation.confidence import (
     binary_kl,
     counted_split,
     failure_probability,
-    overall_delta,
-    samples_among,
-    samples_needed,
     upper_confidence,
 )
+from dptrain.accounting.simulation.verdicts import Rule
 
 
 def exact_kl(a: float, b: float) -> float:
@@ -72,21 +69,6 @@ def test_the_bound_is_not_trivial() -> None:
     assert tail < bound < 0.9 * tail
 
 
-@pytest.mark.sample(every=2)
-@pytest.mark.parametrize(
-    ("threshold", "samples"), [(5e-6, 10_750_000), (1.7e-4, 300_000), (1e-2, 100), (0.2, 40)]
-)
-def test_overall_delta_is_the_minimum_over_a_dense_grid(threshold: float, samples: int) -> None:
-    verdict = overall_delta(threshold, samples)
-    grid = threshold + (1 - threshold) * np.geomspace(1e-3 * threshold, 0.999, 40_000)
-    values = [v + failure_probability(threshold, v, samples) * (1 - v) for v in grid]
-    assert verdict.delta <= min(values) * (1 + 1e-9)
-    assert verdict.delta >= min(values) * (1 - 1e-5)  # spacing of the grid
-    exact_q = math.exp(-samples * exact_kl(threshold, verdict.violated))
-    assert verdict.failure >= exact_q
-    assert verdict.delta >= verdict.violated + exact_q * (1 - verdict.violated)
-
-
 @pytest.mark.parametrize("attempts", [2, 7])
 @pytest.mark.parametrize("delta", [0.3, 0.02, 1e-4])
 def test_the_best_of_several_is_as_private_as_stated(attempts: int, delta: float) -> None:
@@ -95,34 +77,17 @@ def test_the_best_of_several_is_as_private_as_stated(attempts: int, delta: float
     Every one is of a mechanism that violates δ_v: its terms are Bernoulli, of a mean just above it,
     so that chances are binomial sums. Whatever is taken then counts as lost.
     """
-    verdict = samples_among(delta, attempts)
-    samples, threshold, violated = verdict.samples, verdict.threshold, verdict.violated
-    wrong = binom.cdf(math.floor(threshold * samples), samples, violated * (1 + 1e-9))
+    violated, failure = counted_split(delta, attempts)
+    assert counted_split(delta, 1)[0] == violated  # whatever is taken rests on one δ_v
+    assert failure == delta / 1000 / attempts
+    rule = Rule.plain(violated, failure, 10**9)
+    wrong = sum(
+        binom.cdf(math.floor(rule.threshold(1.0, each) * each), each, violated * (1 + 1e-9))
+        for each in rule.looks(1.0)
+    )
+    assert 0.0 < wrong <= failure
     lost = 1.0 - (1.0 - wrong) ** attempts
-    assert violated + lost * (1.0 - violated) <= verdict.delta <= delta
-    exact_q = math.exp(-samples * exact_kl(threshold, violated))
-    assert verdict.failure >= exact_q
-    assert verdict.delta >= violated + attempts * exact_q * (1 - violated)
-    # One sample less would leave more than a share of δ/1000.
-    assert math.exp(-(samples - 1) * exact_kl(threshold, violated)) > delta / 1000 / attempts
-    # Plain and weighted certificates of one plan rest on one δ_v, else the larger one would count
-    # together with the chances of failure of the others.
-    assert (violated, delta / 1000 / attempts) == counted_split(delta, attempts)
-    assert samples_among(delta, 1).violated == violated
-
-
-def test_samples_needed_matches_the_known_number() -> None:
-    verdict = samples_needed(1e-5)
-    assert verdict.samples == pytest.approx(1.075e7, rel=2e-3)
-    assert verdict.delta <= 1e-5
-    assert verdict.threshold == 5e-6 < verdict.violated < 1e-5
-
-
-@pytest.mark.parametrize(("delta", "threshold"), [(3.5e-4, None), (1e-2, 7e-3), (0.3, 0.1)])
-def test_samples_needed_is_least(delta: float, threshold: float | None) -> None:
-    verdict = samples_needed(delta, threshold)
-    assert verdict.delta <= delta
-    assert overall_delta(verdict.threshold, verdict.samples - 1).delta > delta
+    assert violated + lost * (1.0 - violated) <= delta
 
 
 @given(count=st.integers(0, 60), samples=st.integers(60, 3000), failure=st.floats(1e-9, 0.3))
@@ -147,9 +112,6 @@ def test_upper_confidence_covers(count: int, samples: int, failure: float) -> No
         lambda: binary_kl(0.1, 0.0),
         lambda: failure_probability(0.2, 0.1, 10),
         lambda: failure_probability(0.1, 0.2, 0),
-        lambda: overall_delta(0.0, 10),
-        lambda: samples_needed(0.1, 0.2),
-        lambda: samples_needed(1.0),
         lambda: upper_confidence(1.1, 10, 0.1),
         lambda: upper_confidence(0.1, 10, 0.0),
     ],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 from tqdm.auto import tqdm
 
+from dptrain.accounting.simulation.draws import Draws
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.accounting.simulation.weighted.terms import WeightedTerms
-from dptrain.accounting.simulation.weighted.verdicts import Point, Rule, drawn
+from dptrain.accounting.simulation.terms import WeightedTerms
+from dptrain.accounting.simulation.verdicts import Point, Rule
 
 _ROUGH_SAMPLES = 16_384
 _FIRST_DEPTH = 8
@@ -23,7 +23,7 @@ _CLEAR, _CEILINGS = 5.0, 10.0
 _RARE = 6.0
 
 
-def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threads: int) -> float:
+def rough_excess(terms: WeightedTerms, rule: Rule, draws: Draws, stream: Sequence[int]) -> float:
     """log of a rough mean over what the rule accepts in the end, taken so high that it would pass.
 
     -∞ where nothing needs to be drawn, and ∞ where it would not pay.
@@ -38,9 +38,8 @@ def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threa
     used, passed = 0, rule.threshold(terms.ceiling, last)
     telling = min(last, math.ceil(_RARE * terms.ceiling / passed))
     samples = max(min(last, _ROUGH_SAMPLES), telling)
-    for block in drawn(terms, samples, seed=seed, threads=threads):
-        total, squares = total + float(block.sum()), squares + float(np.square(block).sum())
-        used += block.size
+    for size, chunk, squared in draws.sums(terms, samples, stream):
+        total, squares, used = total + chunk, squares + squared, used + size
         if used >= telling and math.sqrt(squares) <= _PRECISE * total:
             break
         far = abs(total - used * passed) - _CEILINGS * terms.ceiling
@@ -55,11 +54,10 @@ def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threa
 def estimate_depth(
     terms_at: Point,
     rule: Rule,
+    draws: Draws,
+    purpose: int,
     *,
-    seed: Sequence[int],
     most: int,
-    threads: int,
-    progress: bool,
 ) -> int:
     """The deepest point ≤ ``most`` at which rough means pass the rule with a margin.
 
@@ -70,15 +68,15 @@ def estimate_depth(
     def excess(depth: int) -> float:
         both, found = terms_at(depth), -math.inf
         for side, direction in enumerate(DIRECTIONS):
-            stream = [*seed, depth, side]
-            found = max(found, rough_excess(both[direction], rule, seed=stream, threads=threads))
+            stream = [purpose, depth, side]
+            found = max(found, rough_excess(both[direction], rule, draws, stream))
             if found > 0.0:
                 break
         return found
 
     with tqdm(
         total=_doublings(most) + most.bit_length(), desc="estimate", unit="point",
-        disable=not progress, delay=2.0, leave=False,
+        disable=not draws.progress, delay=2.0, leave=False,
     ) as bar:  # fmt: skip
         low, high, below, above = 0, _FIRST_DEPTH, -math.inf, math.inf
         while high < most:

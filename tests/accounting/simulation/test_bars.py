@@ -1,4 +1,4 @@
-"""Progress of weighted verdicts: how much there is to do is known from the start."""
+"""Progress of verdicts: how much there is to do is known from the start."""
 
 import io
 import itertools
@@ -8,12 +8,13 @@ import pytest
 from tqdm import tqdm
 
 from dptrain.accounting.min_sep.importance_terms import WeightedTerms
+from dptrain.accounting.simulation import estimate, verdicts
+from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.estimate import estimate_depth
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.accounting.simulation.weighted import estimate as weighted_estimate
-from dptrain.accounting.simulation.weighted import verdicts as weighted_verdicts
-from dptrain.accounting.simulation.weighted.estimate import estimate_depth
-from dptrain.accounting.simulation.weighted.verdicts import Rule, verify_points
+from dptrain.accounting.simulation.verdicts import Rule, verify_points
 
+DRAWS = Draws(1, threads=1, progress=True)
 RULE = Rule(violated=0.1, failure=1e-3, most=10**6)
 
 
@@ -33,7 +34,7 @@ def bars(monkeypatch):
             super().update(n)
             self.seen.append((self.n, self.total))
 
-    for module in (weighted_verdicts, weighted_estimate):
+    for module in (verdicts, estimate):
         monkeypatch.setattr(module, "tqdm", Bar)
     return opened
 
@@ -52,7 +53,7 @@ def terms_until(last):
 @pytest.mark.parametrize("last", [0, 3, 7, 8, 20, 63, 64, 900])
 @pytest.mark.parametrize("most", [1, 8, 9, 64, 700])
 def test_an_estimate_ends_at_its_total(bars, last, most):
-    found = estimate_depth(terms_until(last), RULE, seed=[1], most=most, threads=1, progress=True)
+    found = estimate_depth(terms_until(last), RULE, DRAWS, 2, most=most)
     assert found == min(last, most - 1)
     for n, total in bars[0].seen:
         assert n <= total
@@ -66,7 +67,7 @@ def test_verdicts_are_counted_as_they_form(bars, last):
     def at(point):
         return {"remove": terms_until(last)(point)["remove"], "add": terms_until(9)(point)["add"]}
 
-    rows = verify_points(points, at, RULE, seed=[1], threads=1, progress=True, label="verify")
+    rows = verify_points(points, at, RULE, DRAWS, 2)
     assert [row["accepted"] for row in rows] == [point <= last for point in points][: len(rows)]
     assert all(row["add"]["point"] == 4.0 for row in rows)
     counts = [n for n, _ in bars[0].seen]
@@ -83,13 +84,8 @@ def test_the_add_direction_is_shown_from_the_last_point_on(bars):
         return {"remove": terms_until(9)(point)["remove"], "add": terms_until(2)(point)["add"]}
 
     points = [1.0, 2.0, 3.0, 4.0]
-    rows = verify_points(points, at, RULE, seed=[1], threads=1, progress=True, label="verify")
+    rows = verify_points(points, at, RULE, DRAWS, 2)
     assert [row["point"] for row in rows] == [1.0, 2.0]
     assert all(row["accepted"] and row["add"]["point"] == 2.0 for row in rows)
     none = {"remove": terms_until(9)(1.0)["remove"], "add": terms_until(0)(1.0)["add"]}
-    assert (
-        verify_points(
-            points, lambda _: none, RULE, seed=[1], threads=1, progress=True, label="verify"
-        )
-        == []
-    )
+    assert verify_points(points, lambda _: none, RULE, DRAWS, 2) == []

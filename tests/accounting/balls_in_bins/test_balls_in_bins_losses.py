@@ -7,19 +7,18 @@ import math
 import numpy as np
 import pytest
 
+from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
 from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses, dominating_factor
-from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep import MinSepImportance
 from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep, Poisson
+from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BSR, BandMF, Identity
 from dptrain.strategies.strategy import Strategy
-from dptrain.testing import AccountantContract
+from tests.helpers.plain_means import estimate
 from tests.oracles import enumeration, quadrature
 
 
@@ -142,44 +141,22 @@ def mechanism(scheme: object, strategy: Strategy, sigma: float) -> MatrixMechani
 def test_it_agrees_with_the_simulation_in_steps() -> None:
     grid = np.array([0.1, 0.5, 1.0])
     strategy = BandMF(bands=3, coefficients=(0.9, 0.5, 0.7))
-    options = dict(seed=4, progress=False, profile_samples=100_000)
     for scheme in (
         BallsInBins(bins=6, epochs=3, dataset_size=100),
         MinSep(probability=1.0, min_sep=6, steps=16, dataset_size=100),
     ):
         m = mechanism(scheme, strategy, 2.0)
-        ours = BallsInBinsMonteCarlo(**options).estimate(m, grid)  # type: ignore[arg-type]
-        theirs = MinSepMonteCarlo(**{**options, "seed": 5}).estimate(m, grid)  # type: ignore[arg-type]
+        ours = estimate(BallsInBinsImportance(), m, grid, samples=100_000, seed=4)
+        theirs = estimate(MinSepImportance(), m, grid, samples=100_000, seed=5)
         for direction in DIRECTIONS:
             gap = getattr(ours, direction) - getattr(theirs, direction)
             errors = [getattr(each, direction + "_error") for each in (ours, theirs)]
             assert (abs(gap) < 6 * np.hypot(*errors)).all()
 
 
-class TestBallsInBinsMonteCarlo(AccountantContract):
-    """With a dense strategy, for which the simulation in steps has no recursion."""
-
-    simulated, delta, deepest_delta = True, 2e-3, 1e-3
-
-    def accountant(self) -> BallsInBinsMonteCarlo:
-        return BallsInBinsMonteCarlo(seed=1, progress=False, profile_samples=400_000)
-
-    def mechanism(self) -> MatrixMechanism:
-        scheme = BallsInBins(bins=6, epochs=2, dataset_size=100)
-        return mechanism(scheme, BSR(bands=12), 3.0)
-
-    def refused_mechanism(self) -> MatrixMechanism:
-        scheme = Poisson(probability=0.1, steps=12, dataset_size=100)
-        return mechanism(scheme, BSR(bands=12), 3.0)
-
-    def test_it_answers_by_name_only(self) -> None:
-        assert "by name" in (self.accountant().reserved(self.mechanism()) or "")
-        assert self.accountant().kind is Kind.CONFIDENCE
-
-
 def test_what_it_cannot_hold_is_refused() -> None:
     def refusal(scheme: object) -> str:
-        return BallsInBinsMonteCarlo().refusal(mechanism(scheme, Identity(), 1.0)) or ""
+        return BallsInBinsImportance().refusal(mechanism(scheme, Identity(), 1.0)) or ""
 
     assert "bins exceed" in refusal(BallsInBins(bins=10_000, epochs=1, dataset_size=100_000))
     assert "steps times bins" in refusal(BallsInBins(bins=8000, epochs=6, dataset_size=100_000))
@@ -191,8 +168,9 @@ def test_what_it_cannot_hold_is_refused() -> None:
 def test_bsr_with_four_bands_has_the_known_epsilon() -> None:
     # The truth at δ = 1e-5 is about .401 (remove) and .391 (add), by others' simulations.
     scheme = BallsInBins(bins=100, epochs=1, dataset_size=1000)
-    accountant = BallsInBinsMonteCarlo(seed=3, progress=False, profile_samples=4_000_000)
-    found = accountant.estimate(mechanism(scheme, BSR(bands=4), 2.0), [0.371, 0.391, 0.401, 0.431])
+    subject = mechanism(scheme, BSR(bands=4), 2.0)
+    at = [0.371, 0.391, 0.401, 0.431]
+    found = estimate(BallsInBinsImportance(), subject, at, samples=4_000_000, seed=3)
     for values, errors, at in (
         (found.remove, found.remove_error, 2),
         (found.add, found.add_error, 1),

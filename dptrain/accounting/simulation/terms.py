@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
@@ -26,6 +26,10 @@ class WeightedTerms:
     ceiling: float
     lanes: int
     draw: Callable[[np.random.Generator, int], Array]
+
+
+Both = Mapping[str, WeightedTerms]
+"""The terms of both directions, by name."""
 
 
 class OnDemand(dict[str, WeightedTerms]):

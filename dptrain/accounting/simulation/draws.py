@@ -1,0 +1,220 @@
+"""Sums of terms that are drawn in chunks: by threads, by several processes, kept on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from dptrain.accounting.simulation.simulation import chunks
+from dptrain.accounting.simulation.terms import WeightedTerms
+from dptrain.core import Array
+
+T = TypeVar("T")
+WHAT = "unfinished simulation: it proves nothing and states no noise multiplier"
+_ROUND = 8  # chunks that each of several processes draws before it hears of the others'
+
+
+class Sums(NamedTuple):
+    """Of the terms of a chunk: how many, their sum, and that of their squares."""
+
+    size: int
+    total: float
+    squares: float
+
+
+class Processes:
+    """The processes that draw together: this one alone, unless a subclass knows of others.
+
+    Attributes:
+        rank: of this process.
+        size: how many there are.
+    """
+
+    rank = 0
+    size = 1
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """The result of ``work`` on the first process, on all of them."""
+        return work()
+
+    def all(self, value: T) -> list[T]:
+        """Everybody's value, on all of them."""
+        return [value]
+
+
+ALONE = Processes()
+
+
+class Kept:
+    """The sums of a simulation that is not finished, a line a chunk after one that says of what.
+
+    The seed stands in the first line, before anything is drawn: whoever asks the same question goes
+    on with the same draws instead of making another attempt
+    (docs/theory/certification.md#thm-chunks).
+
+    Attributes:
+        path: of the file.
+        seed: of all streams.
+        known: the sums of the chunks of every stream.
+    """
+
+    def __init__(self, path: Path, question: dict[str, Any], seed: int) -> None:
+        self.path, self.seed = path, seed
+        self.known: dict[tuple[int, ...], dict[int, Sums]] = {}
+        versions = {"numpy": np.__version__, "torch": torch.__version__}
+        first = {"what": WHAT, "question": question, "versions": versions}
+        if path.exists():
+            self._read(first)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({**first, "seed": str(seed)})
+
+    def _append(self, value: Any) -> None:
+        text = json.dumps(value)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
+
+    def _read(self, first: dict[str, Any]) -> None:
+        try:
+            # A line that an end of the process cut short has no newline.
+            lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+            values = [self._value(line) for line in lines]
+            self.seed = int(values[0].pop("seed"))
+            for stream, chunk, *sums in values[1:]:
+                self.known.setdefault(tuple(stream), {})[chunk] = Sums(*sums)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"{self.path}: corrupt file of an unfinished simulation ({error}); restore it, or "
+                "delete it to begin another attempt"
+            ) from error
+        if values[0] != json.loads(json.dumps(first)):
+            raise ValueError(
+                f"{self.path}: it was begun with {values[0].get('versions')}, and here are "
+                f"{first['versions']}, which draw otherwise; use those versions, or delete it to "
+                "begin another attempt"
+            )
+        text = "".join(f"{line}\n" for line in lines)
+        self.path.write_text(text, encoding="utf-8")  # without what was cut short
+
+    @staticmethod
+    def _value(line: str) -> Any:
+        check, _, text = line.partition(" ")
+        if check != f"{zlib.crc32(text.encode()):08x}":
+            raise ValueError("a line does not match its check sum")
+        return json.loads(text)
+
+    def add(self, stream: Sequence[int], chunk: int, sums: Sums) -> None:
+        """Remember a chunk."""
+        self.known.setdefault(tuple(stream), {})[chunk] = sums
+        self._append([list(stream), chunk, *sums])
+
+    @property
+    def samples(self) -> int:
+        """How many are kept."""
+        return sum(each.size for chunks in self.known.values() for each in chunks.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """Who draws, and from which seed.
+
+    Attributes:
+        seed: of all streams.
+        threads: of this process; the results do not depend on them.
+        progress: whether to show progress bars (after two seconds).
+        together: the processes that share the work; nor do they depend on these.
+        kept: where sums are left, if they are, for a continuation.
+    """
+
+    seed: int
+    threads: int
+    progress: bool = False
+    together: Processes = ALONE
+    kept: Kept | None = None
+
+    def __enter__(self) -> Draws:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Delete what was kept, once it is of no use; say where it is if interrupted."""
+        if kind is None and self.kept is not None and self.together.rank == 0:
+            self.kept.path.unlink()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            where = "samples are lost; set cache to keep them next time"
+            if self.kept is not None:
+                where = (
+                    f"{self.kept.samples:,} samples are kept in {self.kept.path}: the same call "
+                    "continues"
+                )
+            raise KeyboardInterrupt(where) from None
+
+    def sums(self, terms: WeightedTerms, samples: int, stream: Sequence[int]) -> Iterator[Sums]:
+        """Sums of so many terms, chunk by chunk in order, the same whoever drew which.
+
+        Chunk i draws from ``SeedSequence([seed, *stream], spawn_key=(i,))``.
+
+        Raises:
+            ArithmeticError: if a term is not a number.
+            ValueError: if the processes are not of one mind on what to draw.
+        """
+        key, count, team = tuple(stream), -(-samples // terms.lanes), self.together
+        known = dict(self.kept.known.get(key, {})) if self.kept is not None else {}
+        step = count if team.size == 1 else _ROUND * team.size
+        for first in range(0, count, step):
+            missing = [i for i in range(first, min(first + step, count)) if i not in known]
+            fresh = chunks(
+                lambda rng, size: _sums(terms.draw(rng, size)), lanes=terms.lanes,
+                seed=[self.seed, *key], samples=samples, threads=self.threads,
+                indices=missing[team.rank :: team.size],
+            )  # fmt: skip
+            shared: dict[int, Sums] = {}
+            if team.size > 1:
+                shared = self._exchanged((self.seed, key, samples, terms.ceiling), missing, fresh)
+            for index in range(first, min(first + step, count)):
+                found = known.get(index)
+                if found is None:
+                    found = shared[index] if shared else next(fresh)
+                    if self.kept is not None and team.rank == 0:
+                        self.kept.add(key, index, found)
+                yield found
+
+    def _exchanged(
+        self, question: Any, missing: Sequence[int], fresh: Iterator[Sums]
+    ) -> dict[int, Sums]:
+        """Everybody's chunks."""
+        team = self.together
+        everyone = team.all((question, list(fresh)))
+        if any(asked != question for asked, _ in everyone):
+            raise ValueError(
+                "the processes draw for different questions: start all of them with the same "
+                "arguments, versions and kind of machine"
+            )
+        return {
+            index: sums
+            for rank, (_, found) in enumerate(everyone)
+            for index, sums in zip(missing[rank :: team.size], found, strict=True)
+        }
+
+    def mean(self, terms: WeightedTerms, samples: int, stream: Sequence[int]) -> float:
+        """Plain mean of so many terms."""
+        return sum(each.total for each in self.sums(terms, samples, stream)) / samples
+
+
+def _sums(terms: Array) -> Sums:
+    found = Sums(terms.size, float(terms.sum()), float(np.square(terms).sum()))
+    if not np.isfinite(found.total):
+        raise ArithmeticError("a simulated privacy loss is not a number")
+    return found
