@@ -7,13 +7,44 @@ Passes over a few rows, in which one of them is changed at a time, show whether 
 from __future__ import annotations
 
 import collections
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
+import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from dptrain.clipping.owners.places import Place, place
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+Place = tuple[str | None, nn.Module | None]
+
+
+def place() -> Place:
+    """The innermost line that is neither torch's nor ours, and the innermost module's forward.
+
+    The line is ``file:number``; in a backward pass there is none.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    line: str | None = None
+    module: nn.Module | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        ours = file.startswith((_TORCH, _HERE))
+        if line is None and not ours and not file.startswith("<frozen"):
+            line = f"{os.path.basename(file)}:{frame.f_lineno}"
+        if module is None and frame.f_code.co_name == "forward":
+            owner = frame.f_locals.get("self")
+            module = owner if isinstance(owner, nn.Module) else None
+        if line is not None and module is not None:
+            break
+        frame = frame.f_back
+    return line, module
+
 
 TELLING = frozenset({"_local_scalar_dense", "item", "equal", "is_nonzero", "allclose"})
 """Operators that return a number."""
@@ -50,7 +81,7 @@ class Telling(TorchDispatchMode):
 
 
 class Answers:
-    """What the program was told in passes whose results for unchanged rows were the same."""
+    """Numbers that the program was told in passes with equal results for unchanged rows."""
 
     def __init__(self) -> None:
         self._seen: dict[Place, list[set[Any]]] = collections.defaultdict(list)
@@ -64,7 +95,7 @@ class Answers:
                 known.add(value)
 
     def move_nothing(self, where: Place, number: int, value: Any) -> bool:
-        """Whether what else might have been told there would have changed no row.
+        """True if what else might have been told there would have changed no row.
 
         Either nothing else was, whichever examples there were, or both answers were given to a
         question, and the rows were the same.

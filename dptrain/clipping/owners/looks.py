@@ -34,7 +34,7 @@ def look_of_call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], rows: 
 
 
 def _own(name: str) -> bool:
-    """Whether it is no attribute that every module has, or that training puts there."""
+    """True if it is no attribute that every module has, or that training puts there."""
     return name == "training" or (name not in _OF_MODULES and name != "forward")
 
 

@@ -50,7 +50,7 @@ def thinned(owners: torch.Tensor) -> torch.Tensor:
 
 
 def is_shared(owners: torch.Tensor) -> bool:
-    """Whether it depends on no example at all."""
+    """True if it depends on no example at all."""
     few = thin(owners)
     return not few.numel() or bool((few == SHARED).all())
 

@@ -151,7 +151,7 @@ def _length(geometry: Geometry, nbytes: int) -> int:
 
 
 def _covers(geometry: Geometry, nbytes: int) -> bool:
-    """Whether a tensor has every element of its storage, each once."""
+    """True if a tensor has every element of its storage, each once."""
     shape, stride, offset, dtype = geometry
     expected = 1
     for step, size in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):

@@ -20,10 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from dptrain.clipping.owners.answers import Answers
+from dptrain.clipping.owners.answers import Answers, Place, place
 from dptrain.clipping.owners.maps import EVENT, NEW, is_shared, shared, thin
 from dptrain.clipping.owners.memory import Memory
-from dptrain.clipping.owners.places import Place, place
 from dptrain.clipping.owners.rules import Call, owners_of_results
 
 _MOST = 2000  # events of which it is looked up where they were
@@ -90,8 +89,7 @@ class OwnerTrace:
         self._lent: list[torch.Tensor] = []  # whose memory Python may write into
         self.lost: str | None = None  # an operator whose results have no place in memory
         self.ended = False
-        self._checking = 0
-        self.counting = 0  # calls of a loss that counts the targets that are not ignored
+        self.calling = collections.Counter[Any]()  # functions of torch's, under way
         self.off = 0  # contexts in which nothing is followed
         self._modes = (_Operators(self), _Functions(self))
 
@@ -107,7 +105,7 @@ class OwnerTrace:
             self.memory.put(tensor, found.expand(tensor.shape), written=True)
 
     def own_python(self) -> None:
-        """What is made of Python's objects may be the examples' from now on."""
+        """Take tensors made of Python's objects for the examples' from now on."""
         self._taint()
 
     def owners(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +129,7 @@ class OwnerTrace:
         return found
 
     def event(self, owner: int) -> Event:
-        """What an owner ≤ -2 stands for."""
+        """The event that an owner ≤ -2 stands for."""
         return self.events[EVENT - owner]
 
     def note(self, kind: Literal["mixed", "unknown"], operator: str) -> int:
@@ -151,7 +149,7 @@ class OwnerTrace:
         self._told.clear()
 
     def pass_on(self) -> None:
-        """What the program was told within the module, it may act on past it."""
+        """Suppose that the program acts past the module on numbers it was told within."""
         if self.vouched is not None:
             self.escapes.append(self.vouched)
             self._taint()
@@ -164,7 +162,7 @@ class OwnerTrace:
             operator: by which.
             told: the number, if it is a single one.
         """
-        if self._checking:
+        if self.calling[one_hot]:
             return
         where = place()
         number = self._told[where]
@@ -180,15 +178,6 @@ class OwnerTrace:
             return
         self.escapes.append(event)
         self._taint()
-
-    @contextlib.contextmanager
-    def checked(self) -> Iterator[None]:
-        """Numbers that leave the tensors are only checked here, and nothing comes of them."""
-        self._checking += 1
-        try:
-            yield
-        finally:
-            self._checking -= 1
 
     def lent(self, tensor: torch.Tensor, operator: str) -> None:
         """From now on something may write into the memory of a tensor that is no operator."""
@@ -242,11 +231,7 @@ class OwnerTrace:
         self.result(call, [(tensor, owners)], writes=True)
 
     def result(
-        self,
-        call: Call,
-        found: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        *,
-        writes: bool,
+        self, call: Call, found: Sequence[tuple[torch.Tensor, torch.Tensor]], *, writes: bool
     ) -> None:
         """Take note of what an operator returned or wrote."""
         event: int | None = None
@@ -261,7 +246,7 @@ class OwnerTrace:
             self.memory.put(tensor, few.expand(tensor.shape), written=writes)
 
     def end(self) -> None:
-        """What is under way goes on unseen; ``stop`` or the next ``start`` clears up."""
+        """Let all that is under way go on unseen; ``stop`` or the next ``start`` clears up."""
         self.off += 1
         self.ended = True
 
@@ -311,7 +296,7 @@ class OwnerTrace:
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """What is done here is no part of the program, in whatever thread."""
+        """A context for what is no part of the program, in whatever thread."""
         self.off += 1
         try:
             yield
@@ -332,33 +317,34 @@ class OwnerTrace:
 
 
 def _has_ended(mode: Any) -> bool:
-    """Whether it is of a trace that was stopped while torch held it aside, as it does in a call."""
+    """True if it is of a trace that was stopped while torch held it aside, as it does in a call."""
     return isinstance(mode, _Operators | _Functions) and mode.of.ended
 
 
 @contextlib.contextmanager
-def _stack_of_operators() -> Iterator[list[Any]]:
-    """The modes that see operators, from the lowest, to be changed."""
-    found = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+def _stack(
+    count: Callable[[], int], pop: Callable[[], Any], push: Callable[[Any], Any]
+) -> Iterator[list[Any]]:
+    """Modes of this thread, from the lowest, to be changed."""
+    found = [pop() for _ in range(count())]
     found.reverse()
     try:
         yield found
     finally:
         for mode in found:
-            _push_mode(mode)
+            push(mode)
 
 
-@contextlib.contextmanager
-def _stack_of_functions() -> Iterator[list[Any]]:
+def _stack_of_operators() -> contextlib.AbstractContextManager[list[Any]]:
+    """The modes that see operators."""
+    return _stack(torch._C._len_torch_dispatch_stack, _pop_mode, _push_mode)
+
+
+def _stack_of_functions() -> contextlib.AbstractContextManager[list[Any]]:
     """The modes that see calls of torch's functions."""
-    count = torch._C._len_torch_function_stack()
-    found = [torch._C._pop_torch_function_stack() for _ in range(count)]
-    found.reverse()
-    try:
-        yield found
-    finally:
-        for mode in found:
-            torch._C._push_on_torch_function_stack(mode)
+    c = torch._C
+    push = c._push_on_torch_function_stack
+    return _stack(c._len_torch_function_stack, c._pop_torch_function_stack, push)
 
 
 class _Operators(TorchDispatchMode):
@@ -415,8 +401,7 @@ _SHARES = frozenset({"numpy", "dlpack", *_ADDRESSES})
 
 def _classes(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """Of a call of ``one_hot``; with a number of classes it only checks that targets are below."""
-    found = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    return int(found)
+    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
 
 
 class _Functions(TorchFunctionMode):
@@ -437,15 +422,12 @@ class _Functions(TorchFunctionMode):
         if self.of.off:
             return func(*args, **(kwargs or {}))
         name = _LEAVES.get(func) if isinstance(func, _HASHABLE) else None
-        if func is one_hot and _classes(args, kwargs or {}) > 0:
-            with self.of.checked():
-                return func(*args, **(kwargs or {}))
-        if func is cross_entropy:
-            self.of.counting += 1
+        if func is cross_entropy or (func is one_hot and _classes(args, kwargs or {}) > 0):
+            self.of.calling[func] += 1
             try:
                 return func(*args, **(kwargs or {}))
             finally:
-                self.of.counting -= 1
+                self.of.calling[func] -= 1
         if func in _SPLITS:
             for places in tree_leaves((args[1:], kwargs or {})):
                 if isinstance(places, torch.Tensor):

@@ -39,7 +39,7 @@ class Ambiguous(Exception):
 
 
 class RowsMeet(RuntimeError):
-    """What would be clipped as one example's gradient depends on another."""
+    """A gradient that would be clipped as one example's depends on another."""
 
 
 @dataclasses.dataclass
@@ -157,12 +157,10 @@ class OwnerWatch:
             return
         self._wanted, self._step = True, batch.step
         self._halfway = False
-        self._start(
-            lambda trace, rows: declare(trace, [data], rows, self._owners, collated=collated)
-        )
+        self._start([data], collated=collated)
 
-    def _start(self, told: Callable[[OwnerTrace, torch.Tensor], bool]) -> None:
-        """Follow from here; a function declares whose numbers are, and says if all are known."""
+    def _start(self, given: Sequence[Any], **how: Any) -> None:
+        """Follow from here, where the user has these; ``how`` is as of ``declare``."""
         batch = self._batch
         assert batch is not None
         sizes = np.ones(len(batch.weights), dtype=np.int64) if batch.sizes is None else batch.sizes
@@ -171,7 +169,7 @@ class OwnerWatch:
         self._trace = trace = OwnerTrace(self._constants)
         self._why, self._seen = None, False
         try:
-            if not told(trace, records):
+            if not declare(trace, given, records, self._owners, **how):
                 self._doubt("the batch holds what is no tensor, or a tensor without a row each")
         except Ambiguous:  # of a batch of another size it may be clear
             self._trace, self._step = None, None
@@ -194,7 +192,7 @@ class OwnerWatch:
 
     @property
     def following(self) -> bool:
-        """Whether what is done now is followed, from the batch on."""
+        """True if what is done now is followed, from the batch on."""
         return self._trace is not None and not self._trace.ended and not self._halfway
 
     def end(self) -> None:
@@ -242,7 +240,7 @@ class OwnerWatch:
         return shown
 
     def drop(self) -> None:
-        """Nothing comes of the step that was followed, if one was."""
+        """Drop the step that was followed, if one was."""
         if self._stop is not None:
             self._stop()
         self._due = self._due or self._trace is not None
@@ -251,38 +249,32 @@ class OwnerWatch:
     def _doubt(self, why: str) -> None:
         self._why = self._why or why
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is done here is no part of the user's program, as it calls the module."""
-        if self._trace is None:
-            yield
-            return
-        try:
-            with self._trace.aside():
-                yield
-        except BaseException:
-            self.drop()
-            raise
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """A context for what is no part of the user's program, as it calls the module."""
+        return self._beside(within=False)
+
+    def unseen(self) -> contextlib.AbstractContextManager[None]:
+        """A context for what is no part of the user's program, within a call of torch too."""
+        return self._beside(within=True)
 
     @contextlib.contextmanager
-    def unseen(self) -> Iterator[None]:
-        """What is done here is no part of the user's program; an error ends the step."""
-        if self._trace is None:
+    def _beside(self, *, within: bool) -> Iterator[None]:
+        trace = self._trace
+        if trace is None:
             yield
             return
         try:
-            with self._trace.unseen():
+            with trace.unseen() if within else trace.aside():
                 yield
         except BaseException:
-            if self._trace is not None:
-                self._trace.end()  # and not stop: torch may hold its modes aside in this call
+            if within:  # and not stop: torch may hold its modes aside in this call
+                trace.end()
+            else:
+                self.drop()
             raise
 
     def called(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        second: Sequence[torch.Tensor] = (),
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], second: Sequence[torch.Tensor] = ()
     ) -> None:
         """The module is called on these: rows of which nobody knows whose they are, are taken so.
 
@@ -321,7 +313,7 @@ class OwnerWatch:
                 self._trace.own(tensor, _by_rows(self._owners, tensor, columns))
 
     def by_columns(self, tensor: torch.Tensor) -> bool:
-        """Whether the second dimension of a tensor is known to be the rows that are fed."""
+        """True if the second dimension of a tensor is known to be the rows that are fed."""
         if self._trace is None or tensor.dim() < 2:
             return False
         columns = thin(self._trace.owners(tensor).transpose(0, 1))
@@ -357,12 +349,7 @@ class OwnerWatch:
             self._looks.add(look)
         if self._trace is None and within:
             self._halfway = True
-            given = [*args, *kwargs.values()]
-            self._start(
-                lambda trace, rows: declare(
-                    trace, given, rows, self._owners, called=True, second=second
-                )
-            )
+            self._start([*args, *kwargs.values()], called=True, second=second)
 
     def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
         """A layer's gradients are to be made of these.
@@ -570,7 +557,7 @@ def _leaves(value: Any, rows: int | None = None, *, collated: bool = False) -> I
 
 
 def _is_by_rows(value: Sequence[Any], rows: int | None, *, collated: bool) -> bool:
-    """Whether a list has an item for each row.
+    """True if a list has an item for each row.
 
     Raises:
         Ambiguous: if it has so many, and these have as many.

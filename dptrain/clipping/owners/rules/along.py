@@ -1,10 +1,11 @@
-"""What is made of all elements along dimensions."""
+"""Operators whose results are made of all elements along dimensions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from dptrain.clipping.owners.maps import join, join_all, join_along, shared
 from dptrain.clipping.owners.rules.calls import Call, Map, names, rule
@@ -20,9 +21,9 @@ _REDUCTIONS = names("""
 def reduced(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """All elements along the dimensions that it reduces; all of them, if it names none."""
     owners = call.map("self")
-    counts = call.name == "sum" and call.trace.counting and call["self"].dtype == torch.bool
-    if counts and bool(call["self"].all()):  # no target is ignored (``nll_loss``)
-        return [shared(t.shape) for t in results]
+    counting = call.name == "sum" and call.trace.calling[cross_entropy]
+    if counting and call["self"].dtype == torch.bool and bool(call["self"].all()):
+        return [shared(t.shape) for t in results]  # no target is ignored (``nll_loss``)
     if call.has("other") and isinstance(call["other"], torch.Tensor):  # max of two
         return [join(owners, call.map("other"))]
     dims = call["dim"] if call.has("dim") else None
@@ -46,7 +47,7 @@ def without(owners: Map, dims: Sequence[int]) -> Map:
 
 
 def fits(owners: Map, result: torch.Tensor) -> bool:
-    """Whether it has as many dimensions as the result, and expands to it."""
+    """True if it has as many dimensions as the result, and expands to it."""
     pairs = zip(owners.shape, result.shape, strict=False)
     return owners.dim() == result.dim() and all(a in (1, b) for a, b in pairs)
 
@@ -125,6 +126,6 @@ def layer_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 
 def broadcasts(owners: Map, result: torch.Tensor) -> bool:
-    """Whether it expands to the result."""
+    """True if it expands to the result."""
     pairs = zip(reversed(owners.shape), reversed(result.shape), strict=False)
     return owners.dim() <= result.dim() and all(a in (1, b) for a, b in pairs)

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from dptrain.clipping.owners.maps import EVENT, shared, thin
 
 Map = torch.Tensor
-
-
-class Owners(Protocol):
-    """What rules ask of a trace."""
-
-    counting: int
-    """Calls under way of a loss that counts the targets that are not ignored."""
-
-    def owners(self, tensor: torch.Tensor) -> Map:
-        """Whose the elements are."""
-
-    def unknown(self, operator: str, shape: Sequence[int]) -> Map:
-        """Of what nobody knows whose it is."""
-
-    def escaped(self, tensor: torch.Tensor, operator: str, told: Any = None) -> None:
-        """The numbers of a tensor leave torch; as one number, if one was told."""
-
-    def wrote(self, call: Call, tensor: torch.Tensor, owners: Map) -> None:
-        """An operator wrote into an argument, which its schema need not say."""
 
 
 class Call:
@@ -39,12 +20,12 @@ class Call:
         func: the operator's overload.
         name: without overload, and without the ending of what works in place.
         writes: whether what it returns are arguments that it wrote into.
-        trace: that it is seen by.
+        trace: the ``OwnerTrace`` that sees it.
         tensors: among its arguments.
     """
 
     def __init__(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], trace: Owners
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], trace: Any
     ) -> None:
         self.func, self.args, self.kwargs, self.trace = func, args, kwargs, trace
         self.name, self.writes, self._places = _facts(func)
@@ -61,7 +42,7 @@ class Call:
         return self.args[place] if place < len(self.args) else default
 
     def has(self, argument: str) -> bool:
-        """Whether the operator has such an argument."""
+        """True if the operator has such an argument."""
         return argument in self._places
 
     def of(self, value: Any) -> Map:

@@ -41,7 +41,7 @@ def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
 
 
 def _is_counted(call: Call) -> bool:
-    """Whether the size of a result follows from numbers, and no rule says of which."""
+    """True if the size of a result follows from numbers, and no rule says of which."""
     return torch.Tag.dynamic_output_shape in call.func.tags and call.name not in RULES
 
 
