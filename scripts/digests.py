@@ -794,7 +794,7 @@ def format_cases() -> dict[str, Case]:
             _checkpoint, "individual GDP filter", how
         )
         cases[f"ledger, {what}"] = functools.partial(_ledger, how)
-        for name in ("b-min-sep Monte Carlo", "b-min-sep importance sampling"):
+        for name in ("r-min-sep Monte Carlo", "b-min-sep importance sampling"):
             cases[f"certificate, {name}, {what}"] = functools.partial(_certificate, name, how)
     cases["guarantee"] = lambda: digest(json.loads(guaranteed().guarantee().to_json()))
     cases["guarantee, text"] = lambda: digest(str(guaranteed().guarantee()))

@@ -19,14 +19,14 @@ from torch.utils.data import TensorDataset
 
 import dptrain
 from dptrain.clipping import per_example_norms
-from dptrain.clipping.bookkeeping import taps
+from dptrain.clipping.bookkeeping import module_taps
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
-from dptrain.clipping.bookkeeping.rules.rules import RULES
+from dptrain.clipping.bookkeeping.rules.table import RULES
 from dptrain.core import checks
 from dptrain.distributed.ranks import Ranks
 from dptrain.engine import NoiseOptions
 from dptrain.engine.sealed import shares_of
-from dptrain.integrations.transformers.losses import LossCheck
+from dptrain.integrations.transformers.head_loss import LossCheck
 from dptrain.integrations.transformers.plan import graph_of
 from dptrain.sampling import AttributionGraph
 from dptrain.sampling.loading.dataset import fingerprint
@@ -134,7 +134,7 @@ def _scaled(by, **options):
     def run(number):
         module = nn.Sequential(nn.Linear(3, 3), Scaled(by), nn.Linear(3, 2))
         with pytest.MonkeyPatch.context() as patch:  # have it run again, not followed
-            patch.setattr(taps, "_otherwise", lambda name, _: GenericRule(name))
+            patch.setattr(module_taps, "OperationsRule", GenericRule)
             _one_step(module, _features(number), **options)
 
     return run

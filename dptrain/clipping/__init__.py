@@ -1,6 +1,6 @@
 """Per-example norms and clipped sums, from bookkeeping or on top of Opacus's modes."""
 
-from dptrain.clipping.grouping import parameter_groups
+from dptrain.clipping.base.styles import parameter_groups
 from dptrain.clipping.mixing_layers import keeps_statistics, why_not
 from dptrain.clipping.modes import Attached, attach, check_mode_name, choose_mode, own_attributes
 from dptrain.clipping.norms import per_example_norms

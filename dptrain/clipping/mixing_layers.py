@@ -99,7 +99,7 @@ def refuse_training_mode(module: nn.Module) -> list[StandIn]:
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm, or an instance norm that tracks statistics."""
+    """True if a layer is a batch norm, or an instance norm that tracks statistics."""
     if isinstance(layer, _InstanceNorm):
         return bool(layer.track_running_stats)
     return isinstance(layer, _BatchNorm)

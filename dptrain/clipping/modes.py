@@ -71,7 +71,7 @@ class Attached(NamedTuple):
         own: the user's own.
         clipper: of its gradients.
         probe: looks at what the module is called with.
-        owners: follows some of the steps, where that can be.
+        owners: follows some of the steps, where that can be and it is told of batches.
         detach: leaves the user's module as it was, when called.
     """
 
@@ -113,9 +113,9 @@ def attach(
         together: where other processes have parts of the module (mode bookkeeping), a context for
             runs of it by the probe (``RowProbe``).
     """
-    owners: OwnerWatch | None = None
-    if probe != "off" and together is None:  # of a divided module no rank runs all operators
-        owners = OwnerWatch(uncompiled(module), views=views, seed=seed, once=probe == "first")
+    owners = OwnerWatch(uncompiled(module), views=views, seed=seed, once=probe == "first")
+    # Of a divided module no rank runs all operators.
+    told = None if probe == "off" or together is not None else owners
 
     def fed() -> AtHand | None:
         batch = loader.unused
@@ -129,25 +129,18 @@ def attach(
         )
 
     if mode == "bookkeeping":
-        taps = Taps(
-            module,
-            open_book=lambda probe: BookkeepingClipper(
-                parameters,
-                at_hand=lambda: loader.unused,
-                between=lambda: loader.between,
-                loss_reduction=loss_reduction,
-                views=views,
-                style=style,
-                groups=groups,
-                probe=probe,
-                owners=owners,
-            ),
-            fed=fed,
-            when=probe,
-            together=together,
+        book = BookkeepingClipper(
+            parameters,
+            at_hand=lambda: loader.unused,
+            between=lambda: loader.between,
+            loss_reduction=loss_reduction,
+            views=views,
+            style=style,
+            groups=groups,
             owners=owners,
         )
-        return Attached(module, module, taps.book, taps.probe, owners, taps.detach)
+        taps = Taps(module, book, fed=fed, when=probe, together=together, owners=owners)
+        return Attached(module, module, book, taps.probe, told, taps.detach)
     _say_whose(mode)
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -170,7 +163,7 @@ def attach(
         owners=owners,
         force_functorch=mode == "functorch",
     )
-    return Attached(wrapped, module, clipper, wrapped.probe, owners, wrapped.detach)
+    return Attached(wrapped, module, clipper, wrapped.probe, told, wrapped.detach)
 
 
 @functools.cache

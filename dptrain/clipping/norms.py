@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping import BookkeepingClipper, taps_of
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping.uses.use import Use
 from dptrain.core import checks
 
 
 def per_example_norms(
-    module: nn.Module,
-    loss: torch.Tensor | Callable[[], torch.Tensor],
-    *,
-    rows: int,
+    module: nn.Module, loss: torch.Tensor | Callable[[], torch.Tensor], *, rows: int
 ) -> torch.Tensor:
     """‖g_i‖₂ of every row's own loss at the module's current parameters, before clipping.
 

@@ -143,7 +143,7 @@ def _train_within(layer: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _stays(layer: nn.Module) -> bool:
-    """Whether a layer was frozen by ``freeze_batchnorm``, or has nothing to train."""
+    """True if a layer was frozen by ``freeze_batchnorm``, or has nothing to train."""
     kept = getattr(vars(layer).get("train"), "func", None) is _train_within
     return kept or not any(p.requires_grad for p in layer.parameters(recurse=False))
 

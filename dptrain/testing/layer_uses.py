@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
+from dptrain.clipping.base import Book
 from dptrain.clipping.bookkeeping import LayerRule, LayerTap
 from dptrain.clipping.bookkeeping.rules import owned
 from dptrain.clipping.bookkeeping.uses import Use
@@ -42,42 +43,20 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
     return [part for part in parts if isinstance(part, torch.Tensor) and part.requires_grad]
 
 
-class _Book:
+class _Book(Book):
     """Keeps what a tap reports."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.uses: dict[nn.Parameter, list[Use]] = {}
 
+    @override
     def rows(self) -> int:
         return self._rows
 
-    def idle(self) -> bool:
-        return False
-
-    def at_hand(self) -> None:
-        return None
-
-    def discard(self) -> None:
-        self.uses.clear()
-
-    def hidden(self) -> None:
-        """Nothing."""
-
-    def replays(self, rule: Any) -> None:
-        pass
-
-    def unseen(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def doubt(self, layer: nn.Module) -> str | None:
-        return None
-
-    def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        return False
-
+    @override
     def record(
-        self, uses: Mapping[nn.Parameter, Use], since: Any = None, doubt: str | None = None
+        self, uses: Mapping[nn.Parameter, Use], since: Any, doubt: str | None = None
     ) -> None:
         for p, use in uses.items():
             self.uses.setdefault(p, []).append(use)

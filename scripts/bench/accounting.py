@@ -102,8 +102,7 @@ def balls_in_bins_losses() -> Row:
 def certificate() -> Row:
     """σ of b-min-sep (n = 1,000, 16 bands, p = .01) for ε = 2, and the samples behind it."""
     from dptrain.accounting.min_sep import MinSepImportance
-    from dptrain.accounting.simulation.confidence import counted_split
-    from dptrain.accounting.simulation.verdicts import Rule
+    from dptrain.accounting.simulation import Rule, counted_split
 
     mechanism = min_sep(1000)
     found = {}

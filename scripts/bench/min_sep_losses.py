@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
-from dptrain.accounting.simulation import default_threads
-from dptrain.accounting.simulation.simulation import chunks
+from dptrain.accounting.simulation import chunks, default_threads
 from dptrain.strategies import BandMF
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dptrain.clipping import PerExampleClipper
-from dptrain.clipping.base.weights import row_norms
+from dptrain.clipping.base.rows import row_norms
 
 WIDTHS = [0, 1, 255, 257, 784, 1023, 1024, 1025, 70_001, 3_000_000]
 

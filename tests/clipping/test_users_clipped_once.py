@@ -14,14 +14,12 @@ from torch.utils.data import TensorDataset
 
 from dptrain import Automatic, Gradients, PerLayer, PerUser, Poisson
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
-from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
-from dptrain.clipping.bookkeeping.parted import Parted, folded
+from dptrain.clipping.bookkeeping.combine import Parted, folded, merge, norms_of_sum
+from dptrain.clipping.bookkeeping.uses.arranged import Stacked, Viewed
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.routed import Routed
-from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, chunked_norms
-from dptrain.clipping.bookkeeping.uses.viewed import Viewed
+from dptrain.clipping.bookkeeping.uses.use import Materialized, chunked_norms
 from dptrain.sampling import MinSep
 from tests.helpers.engine import flat, make, small_net, wire
 from tests.sampling.users.test_per_user import graph_with

@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.commands.certify import main, read_mechanism
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.core import Guarantee
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Shuffled

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.bookkeeping import LayerRule, LayerTap
-from dptrain.clipping.bookkeeping.operations.rule import OperationsRule
+from dptrain.clipping.bookkeeping.operations.followed import OperationsRule
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.engine.private_training import PrivateTraining
 from tests.coverage.case import ROWS, Case, Inputs
@@ -188,7 +188,8 @@ def modes(model: nn.Module) -> dict[str, list[str]]:
         while isinstance(tap, StandIn) and not isinstance(tap, LayerTap):
             tap = tap.own
         if isinstance(tap, LayerTap):
-            ways |= {holder: _way(tap.rule) for _, holder in tap.rule.holders(layer)}
+            rule = tap.observe.rule
+            ways |= {holder: _way(rule) for _, holder in rule.holders(layer)}
     found: dict[str, set[str]] = {}
     for layer in model.modules():
         own = list(layer.parameters(recurse=False))

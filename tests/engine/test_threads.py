@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain.clipping.base import precision
 from dptrain.clipping.base.precision import exact_products, full_products
-from dptrain.clipping.base.untapped import untapped
+from dptrain.clipping.base.stand_in import untapped
 from tests.helpers.engine import everything_every_step, make
 
 ROWS, STEPS = 6, 8

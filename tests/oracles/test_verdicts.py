@@ -9,12 +9,12 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import MinSepLosses
 from dptrain.accounting.simulation.draws import Draws
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.verdicts import Rule, verify_points
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BandMF, Identity, Strategy

@@ -11,7 +11,7 @@ import pytest
 
 from dptrain.accounting import Profile, TradeOff, account, profile
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep import MinSepAnyMatrix
+from dptrain.contrib.accountants import MinSepAnyMatrix
 from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.plots import plot_privacy

@@ -15,7 +15,7 @@ from dptrain import Identity, MatrixMechanism, Poisson
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.clipping.base.styles import Flat
 from dptrain.clipping.bookkeeping import BookkeepingClipper
-from dptrain.clipping.probe import RowProbe
+from dptrain.clipping.probe.examination import Examination
 from scripts.attack import __main__ as command
 from scripts.attack import canaries, harness, inputs, kills, layers, mechanisms, modules, ranks
 from scripts.attack.harness import Finding, Part
@@ -70,7 +70,7 @@ def test_modules_that_mix_the_examples_are_refused(piece: str) -> None:
 
 
 def test_a_module_that_mixes_and_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowProbe, "_leave_out", lambda *_: None)
+    monkeypatch.setattr(Examination, "leave_out", lambda *_: None)
     steps = (
         modules.Step("linear", "residual", mixes=False),
         modules.Step("the number of rows", "", mixes=True),

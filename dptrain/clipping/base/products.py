@@ -67,7 +67,7 @@ def add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> t
 
 
 def multiplies_bfloat16(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of bfloat16, on a processor that has units to multiply it.
+    """True if a tensor is of bfloat16, on a processor that has units to multiply it.
 
     oneDNN, which torch multiplies it by, adds up in float32 there and rounds each result once.
     This goes by the processor and not by a clock, as a step that is made again after a checkpoint
@@ -104,7 +104,7 @@ class Squashed:
 
     @staticmethod
     def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Whether it is faster than a product and what comes after it."""
+        """True if it is faster than a product and what comes after it."""
         return _by_onednn(x, weight) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,7 @@ def check_rows(found: int, expected: int, views: int = 1) -> None:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is neither sparse nor nested."""
+    """True if a tensor is neither sparse nor nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 

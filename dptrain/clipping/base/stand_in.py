@@ -1,9 +1,13 @@
-"""In place of a method of one module, until it is taken off."""
+"""In place of a method of one module, until it is taken off; and running a module past these."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,7 +47,7 @@ class StandIn:
         attributes[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the method returns."""
+        """The result of the method."""
         if self.attached and _exporting():
             raise RuntimeError(_NO_EXPORT)
         if args and args[0] is self._module:  # accelerate makes a method of whatever is there
@@ -51,7 +55,7 @@ class StandIn:
         return self.run(*args, **kwargs) if self.attached else self.own(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What is done in place of the method."""
+        """Do this in place of the method."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -88,5 +92,37 @@ def stand_in(module: nn.Module, name: str) -> StandIn | None:
 
 
 def _exporting() -> bool:
-    """Whether torch.jit.trace or torch.export is at work, with what a run does for gradients."""
+    """True if torch.jit.trace or torch.export is at work, with what a run does for gradients."""
     return torch.is_grad_enabled() and (torch.jit.is_tracing() or torch.compiler.is_exporting())
+
+
+_depths: Counter[int] = Counter()  # by threads
+
+
+@contextlib.contextmanager
+def untapped() -> Iterator[None]:
+    """Layers run their own forward meanwhile, in this thread and in those of autograd.
+
+    Autograd runs checkpointed layers again in threads of its own, where no context variable of
+    this one would be known. Other threads of the user's may have a run of their own.
+    """
+    thread = threading.get_ident()
+    _depths[thread] += 1
+    try:
+        yield
+    finally:
+        _depths[thread] -= 1
+        if not _depths[thread]:
+            del _depths[thread]
+
+
+def is_untapped() -> bool:
+    """True if layers run their own forward."""
+    if not _depths:
+        return False
+    return threading.get_ident() in _depths or _is_autograds()
+
+
+def _is_autograds() -> bool:
+    """True if this thread was begun by torch, and not by Python."""
+    return isinstance(threading.current_thread(), threading._DummyThread)

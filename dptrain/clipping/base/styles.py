@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
+from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
@@ -139,9 +140,7 @@ class PerGroup(ClippingStyle):
     shares: tuple[tuple[str, float], ...] | None
 
     def __init__(
-        self,
-        groups: Mapping[str, Sequence[str]],
-        shares: Mapping[str, float] | None = None,
+        self, groups: Mapping[str, Sequence[str]], shares: Mapping[str, float] | None = None
     ) -> None:
         if not isinstance(groups, Mapping):
             raise TypeError(f"groups={groups!r}: a mapping from names of groups to their patterns")
@@ -271,3 +270,32 @@ def _checked_shares(shares: Any, names: list[str]) -> tuple[tuple[str, float], .
     if set(shares) != set(names):
         raise ValueError(f"shares={shares!r}: one for each of the groups {names}, and no other")
     return tuple((n, checks.number(f"shares[{n!r}]", shares[n], above=0)) for n in names)
+
+
+def parameter_groups(
+    style: ClippingStyle, module: nn.Module, parameters: Sequence[nn.Parameter]
+) -> list[int]:
+    """The number of each parameter's group, from 0.
+
+    Args:
+        style: how gradients are clipped.
+        module: the user's.
+        parameters: its trainable ones, in the optimiser's order.
+
+    Raises:
+        TypeError: if ``style`` is no clipping style.
+        ValueError: if it does not put each parameter in one group.
+    """
+    if not isinstance(style, ClippingStyle):
+        raise TypeError(
+            f"clipping={style!r}: expected a clipping style, e.g. Flat(), PerLayer() or Automatic()"
+        )
+    names = {p: name for name, p in module.named_parameters()}
+    groups = style.groups([names[p] for p in parameters])
+    count = max(groups, default=-1) + 1
+    if len(groups) != len(parameters) or set(groups) != set(range(count)):
+        raise ValueError(
+            f"clipping={style}: its groups() gave {groups} for {len(parameters)} parameters; it "
+            "has to give each a number, and to use all numbers from 0 on"
+        )
+    return groups

@@ -7,18 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
-from dptrain.clipping.base.styles import FLAT, PROVEN, STABILITY, ClippingStyle
-
-__all__ = [
-    "STABILITY",
-    "check_rows",
-    "clip_factors",
-    "group_norms",
-    "row_norms",
-    "summing_dtype",
-    "total_norms",
-]
+from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.base.styles import FLAT, PROVEN, ClippingStyle
 
 _ROUNDING = 1e-6  # of float32 factors and norms, relative
 _ORDINARY = 2.0**27  # unit / R up to which lost squares are below 1e-6 R for 10^9 numbers

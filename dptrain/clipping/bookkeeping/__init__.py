@@ -2,15 +2,16 @@
 
 from dptrain.clipping.bookkeeping.clipper import BookkeepingClipper
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
-from dptrain.clipping.bookkeeping.rules.rules import GradientRule, LayerRule, register_layer
-from dptrain.clipping.bookkeeping.tap import LayerTap
-from dptrain.clipping.bookkeeping.taps import (
+from dptrain.clipping.bookkeeping.layer_tap import LayerTap
+from dptrain.clipping.bookkeeping.module_taps import (
     Taps,
     check_layers,
     part_of_a_run,
     taps_of,
     uncompiled,
 )
+from dptrain.clipping.bookkeeping.rules.rule import GradientRule, LayerRule
+from dptrain.clipping.bookkeeping.rules.table import register_layer
 
 __all__ = [
     "BookkeepingClipper",

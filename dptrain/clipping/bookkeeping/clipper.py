@@ -1,9 +1,10 @@
-"""Clipped sums from what taps report."""
+"""Clipped sums from what layers report."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,35 +12,35 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.clipper import (
-    Admit,
-    GradientClipper,
-    check_same_batch,
-    tell_of_no_gradient,
-)
+from dptrain.clipping.base.book import Book
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import (
     by_row,
+    clip_factors,
     enlargement,
     group_norms,
     per_reported,
     total_norms,
 )
-from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.combine import folded, merge, norms_of_sum
 from dptrain.clipping.bookkeeping.copies import Copies
-from dptrain.clipping.bookkeeping.parted import folded
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
-from dptrain.clipping.bookkeeping.uses.convolved import Formed
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
+from dptrain.clipping.bookkeeping.uses.formed import Formed
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, chunked_norms
 from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import RowProbe
 from dptrain.sampling import MicroBatch
 
+_log = logging.getLogger(__name__)
 
-class BookkeepingClipper(GradientClipper):
+Admit = Callable[[torch.Tensor], torch.Tensor]
+"""From norms to factors in [0, 1], one for each example."""
+
+
+class BookkeepingClipper(Book):
     """Σ_i w_i · clip(s ⊙ g_i, R) from the uses of all parameters in one backward pass.
 
     g_i is the gradient of the part of the loss that example i has, as in
@@ -54,9 +55,17 @@ class BookkeepingClipper(GradientClipper):
         groups: the number of each parameter's group in that style; ``None``: one for all.
         at_hand: returns the batch that the user holds, ``None`` if there is none.
         between: returns whether all batches so far have been used.
-        probe: of the module, where there is one.
         owners: follows some of the steps, where that is wanted.
+
+    Attributes:
+        batch: the one that gradients were computed for last.
+        nonfinite_examples: how many were left out so far because their norm was not finite.
+        norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
+            included; ``None`` before the first. Private data, for the trainer's eyes.
     """
+
+    batch: MicroBatch | None = None
+    norms: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -68,14 +77,16 @@ class BookkeepingClipper(GradientClipper):
         views: int = 1,
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
-        probe: RowProbe | None = None,
         owners: OwnerWatch | None = None,
     ) -> None:
-        super().__init__(parameters, style=style, groups=groups)
+        self.parameters = list(parameters)
+        self.style = style
+        self.groups = [0] * len(self.parameters) if groups is None else list(groups)
+        self.nonfinite_examples = 0
         self.owners = owners
-        self.at_hand = at_hand
+        self.at_hand = at_hand  # type: ignore[method-assign]
         self._between, self._told = between, False
-        self.probe = probe
+        self.probe: RowProbe | None = None  # of the module, where there is one
         self.loss_reduction = loss_reduction
         self.views = views
         self._uses: dict[nn.Parameter, list[Use]] = {}
@@ -91,12 +102,12 @@ class BookkeepingClipper(GradientClipper):
         return None if batch is None else batch.rows * self.views
 
     def doubt(self, layer: nn.Module) -> str | None:
-        """What speaks against gradients of a call of the layer that is being made."""
+        """The reason against gradients of a call of the layer that is being made."""
         self._costs.begin()
         return None if self.probe is None else self.probe.doubt(layer)
 
     def idle(self) -> bool:
-        """Whether no row at hand is an example: on padding, and between batches, no probe ran."""
+        """True if no row at hand is an example: on padding, and between batches, no probe ran."""
         batch = self.at_hand()
         return self._between() if batch is None else not len(batch.indices)
 
@@ -117,19 +128,13 @@ class BookkeepingClipper(GradientClipper):
         self.batch = self.at_hand()
         return True
 
-    def hidden(self) -> None:
-        """Nothing: what is run again reports then."""
-
-    def replays(self, rule: Replays) -> None:
-        """Take note of a layer that was run again, and of what that takes."""
-        self._costs.add(rule)
+    @override
+    def replays(self, costs: Replays) -> None:
+        self._costs.add(costs)
 
     @full_float32()
     def record(
-        self,
-        uses: Mapping[nn.Parameter, Use],
-        since: MicroBatch | None,
-        doubt: str | None = None,
+        self, uses: Mapping[nn.Parameter, Use], since: MicroBatch | None, doubt: str | None = None
     ) -> None:
         """Take in what a layer reports in the backward pass.
 
@@ -172,24 +177,18 @@ class BookkeepingClipper(GradientClipper):
             if p not in self._several:
                 self._norms[p] = use.norms()
 
-    @override
     @full_float32()
-    def clipped_sum(
-        self,
-        *,
-        max_grad_norm: float,
-        weights: torch.Tensor,
-        scales: Sequence[torch.Tensor | None] | None = None,
-        admit: Admit | None = None,
-        loss_scale: float = 1.0,
-    ) -> list[torch.Tensor | None]:
-        """One clipped sum per parameter, as ``GradientClipper`` has it, consumed.
+    def clipped_sum(self, **options: Any) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
+
+        Args:
+            options: R, weights and what else there is, as of ``_in_turn``.
 
         Raises:
             RuntimeError: if there was no backward pass for this batch.
         """
         sums: dict[nn.Parameter, torch.Tensor] = {}
-        by_parameter = self._in_turn(max_grad_norm, weights, scales, admit, loss_scale)
+        by_parameter = self._in_turn(**options)
         # What the backward pass came to last is still in the processor's cache, and a bias leaves
         # there what its weight needs.
         for p in [p for p in reversed(self._uses) if p in by_parameter]:
@@ -199,26 +198,19 @@ class BookkeepingClipper(GradientClipper):
 
     @full_float32()
     def take_clipped_sums(
-        self,
-        take: Callable[[int, torch.Tensor | None], None],
-        *,
-        max_grad_norm: float,
-        weights: torch.Tensor,
-        scales: Sequence[torch.Tensor | None] | None = None,
-        admit: Admit | None = None,
-        loss_scale: float = 1.0,
+        self, take: Callable[[int, torch.Tensor | None], None], **options: Any
     ) -> None:
         """Give away the sums of ``clipped_sum`` one by one, in an order that all processes have.
 
         Args:
             take: given the place of a parameter, from the last to the first, and its sum, which is
                 kept by nobody else; none is formed before the one before it was taken.
-            max_grad_norm, weights, scales, admit, loss_scale: as in ``clipped_sum``.
+            options: as in ``clipped_sum``.
 
         Raises:
             RuntimeError: as there.
         """
-        by_parameter = self._in_turn(max_grad_norm, weights, scales, admit, loss_scale)
+        by_parameter = self._in_turn(**options)
         for index in reversed(range(len(self.parameters))):
             form = by_parameter.pop(self.parameters[index], None)
             take(index, None if form is None else form())
@@ -226,13 +218,24 @@ class BookkeepingClipper(GradientClipper):
 
     def _in_turn(
         self,
+        *,
         max_grad_norm: float,
         weights: torch.Tensor,
-        scales: Sequence[torch.Tensor | None] | None,
-        admit: Admit | None,
-        loss_scale: float,
+        scales: Sequence[torch.Tensor | None] | None = None,
+        admit: Admit | None = None,
+        loss_scale: float = 1.0,
     ) -> dict[nn.Parameter, Callable[[], torch.Tensor]]:
-        """What forms the clipped sum of each parameter that took part; see ``clipped_sum``."""
+        """Functions that form the clipped sum of each parameter that took part.
+
+        Args:
+            max_grad_norm: R > 0.
+            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
+            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
+                depend on must be public.
+            admit: from the norms of what examples contribute, shape (examples,), to factors in
+                [0, 1] on the clipped gradients; ``None``: all 1.
+            loss_scale: S > 0, what the loss was multiplied by; undone before anything else.
+        """
         if not self._uses and self.idle() and self.batch is self.at_hand():
             nothing = torch.zeros(len(weights), max(self.groups) + 1)
             self._factors(nothing, max_grad_norm, weights, admit)
@@ -260,6 +263,28 @@ class BookkeepingClipper(GradientClipper):
             return total if scale is None else total * scale
 
         return {p: functools.partial(formed, p) for p in self._uses if p in ours}
+
+    def _factors(
+        self, norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor, admit: Admit | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Factors, shape (examples, groups), and which examples are finite, shape (examples,).
+
+        The second is ``None`` where all are: then no row has to be taken out of a sum.
+
+        Args:
+            norms: of the groups' gradients, shape (examples, groups).
+            max_grad_norm: R > 0.
+            weights: shape (examples,); 0 for padding, which counts nowhere.
+            admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
+                gradients; ``None``: all 1.
+        """
+        self.norms = total_norms(norms)
+        weights = weights.to(norms)
+        factors, finite = clip_factors(norms, max_grad_norm, weights, admit, self.style)
+        if bool(finite.all()):
+            return factors, None
+        self.nonfinite_examples += int((~finite & (weights != 0)).sum())
+        return factors, finite
 
     def _done(self) -> None:
         """Everything that was reported is in a sum, or takes no part in the run."""
@@ -291,10 +316,7 @@ class BookkeepingClipper(GradientClipper):
         return each * float(sizes.sum()) if self.loss_reduction == "mean" else each / self.views
 
     def _group_norms(
-        self,
-        scales: Sequence[torch.Tensor | None],
-        unit: float | torch.Tensor,
-        times: float = 1.0,
+        self, scales: Sequence[torch.Tensor | None], unit: float | torch.Tensor, times: float = 1.0
     ) -> torch.Tensor:
         """‖s ⊙ g_ig‖₂, shape (examples, groups); ``times`` as ``enlargement`` has it."""
         parts = [self._norms_of(p, s, times) for p, s in zip(self.parameters, scales, strict=True)]
@@ -330,3 +352,31 @@ class BookkeepingClipper(GradientClipper):
         for use in uses[1:]:
             total.add_(use.weighted_sum(factors).view_as(p))
         return total
+
+
+def tell_of_no_gradient() -> None:
+    """Log that a backward pass between two batches is none of the run's."""
+    _log.warning(
+        "a backward pass went through the private module after optimizer.step() and before the "
+        "next batch of the private loader: it is no part of the run, whose parameters are trained "
+        "by the loader's batches alone. Gradients of its inputs, and of other modules, are right; "
+        "to train the module on other data as well, end the run with private.detach()"
+    )
+
+
+def check_same_batch(since: MicroBatch | None, batch: MicroBatch | None) -> None:
+    """Refuse a backward pass of which the forward pass saw another batch.
+
+    Args:
+        since: the batch that was at hand in the forward pass.
+        batch: the one at hand now.
+
+    Raises:
+        RuntimeError: saying what to do; the gradients would be released as another batch's.
+    """
+    if since is not batch:
+        raise RuntimeError(
+            "this backward pass is of a forward pass from before the batch at hand was taken from "
+            "the private loader: its gradients would be released as another batch's; for every "
+            "batch, run forward and backward pass, then optimizer.step()"
+        )

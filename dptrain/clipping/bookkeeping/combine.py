@@ -1,13 +1,18 @@
-"""Norms of the sum of all uses of a parameter."""
+"""Sums of uses: of all those of a parameter, and of the rows of a record."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import gram_squares, pad
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Use, chunked_norms, chunks
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, chunked_norms, chunks
 
 
 def merge(uses: list[Use]) -> list[Use]:
@@ -71,3 +76,133 @@ def _inner_outer(
     products = torch.bmm(b, right.transpose(1, 2))
     picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
     return (products * picked.transpose(1, 2)).sum(2).sum(1)
+
+
+def folded(use: Use, groups: int | RowGroups) -> Use:
+    """The sums over groups of rows, without much to fill up groups with.
+
+    A use that puts the rows of a group beside each other has as much to work on as if all groups
+    were as large as the largest. In parts whose largest group is twice the smallest at most, it has
+    twice the rows that there are.
+    """
+    if isinstance(groups, int) or not use.fills_up:
+        return use.folded(groups)
+    if len(groups.by_size) == 1:
+        return use.folded(groups)
+    parts = [Part(index, [use.select(rows).folded(part)]) for index, rows, part in groups.by_size]
+    return Parted(parts, len(groups), groups)
+
+
+class Part(NamedTuple):
+    """Some records: their places, ascending, and the uses that add up to their gradients."""
+
+    records: torch.Tensor
+    uses: list[Use]
+
+
+class Parted(Use):
+    """Each record is in one of several parts, which are as uses of their own.
+
+    Args:
+        parts: without one in common; no part is empty.
+        rows: records of all parts.
+        groups: the rows that were folded; uses of the same ones have the same parts.
+    """
+
+    def __init__(self, parts: Sequence[Part], rows: int, groups: RowGroups | None) -> None:
+        self.parts, self.rows, self._groups = list(parts), rows, groups
+        self.shape = self.parts[0].uses[0].shape if self.parts else torch.Size()
+
+    def _within(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, Part, int, int]]:
+        """Of each part with records in the range: their places there, the part, its range."""
+        for part in self.parts:
+            first = int((part.records < start).sum())
+            last = int((part.records < stop).sum())
+            if last > first:
+                yield part.records[first:last] - start, part, first, last
+
+    @override
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        found: torch.Tensor | None = None
+        for places, part, first, last in self._within(start, stop):
+            rows = part.uses[0].per_example(first, last)
+            for use in part.uses[1:]:
+                rows = rows + use.per_example(first, last)
+            found = rows.new_empty(stop - start, *self.shape) if found is None else found
+            found[places.to(rows.device)] = rows
+        assert found is not None
+        return found
+
+    @override
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        found: torch.Tensor | None = None
+        most = 0
+        for places, part, first, last in self._within(start, stop):
+            rows, terms = part.uses[0].magnitudes(first, last)
+            for use in part.uses[1:]:
+                more, others = use.magnitudes(first, last)
+                rows, terms = rows + more, terms + others
+            most = max(most, terms + len(part.uses))
+            found = rows.new_empty(stop - start, *self.shape) if found is None else found
+            found[places.to(rows.device)] = rows
+        assert found is not None
+        return found, most
+
+    @override
+    def norms(self) -> torch.Tensor:
+        found: torch.Tensor | None = None
+        for part in self.parts:
+            own = norms_of_sum(list(part.uses))
+            found = own.new_empty(self.rows) if found is None else found
+            found[part.records.to(own.device)] = own
+        assert found is not None
+        return found
+
+    @override
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor | None = None
+        for part in self.parts:
+            own = factors[part.records.to(factors.device)]
+            for use in part.uses:
+                found = use.weighted_sum(own)
+                total = found if total is None else total.add_(found)
+        return factors.new_zeros(self.shape) if total is None else total
+
+    @override
+    def select(self, index: torch.Tensor) -> Parted:
+        """The records of ``index``, ascending."""
+        place = torch.full((self.rows,), -1, dtype=torch.int64)
+        place[index.cpu()] = torch.arange(len(index))
+        parts = []
+        for part in self.parts:
+            kept = (place[part.records] >= 0).nonzero()[:, 0]
+            if len(kept):
+                uses = [use.select(kept.to(index.device)) for use in part.uses]
+                parts.append(Part(place[part.records[kept]], uses))
+        selected = Parted(parts, len(index), None)
+        selected.shape = self.shape
+        return selected
+
+    @override
+    def merged(self, other: Use) -> Use | None:
+        """The same parts with the uses of both; what is materialized is cut into these parts."""
+        if isinstance(other, Parted) and self._groups is not None and other._groups is self._groups:
+            pairs = zip(self.parts, other.parts, strict=True)
+            parts = [Part(one.records, [*one.uses, *two.uses]) for one, two in pairs]
+        elif isinstance(other, Materialized):
+            device = other.gradients.device
+            parts = [
+                Part(p.records, [*p.uses, other.select(p.records.to(device))]) for p in self.parts
+            ]
+        else:
+            return None
+        return Parted(parts, self.rows, self._groups)
+
+    @override
+    def compact(self) -> Use:
+        """Each part in its smallest form; the gradients, where that is what all of them are."""
+        parts = [Part(part.records, [use.compact() for use in part.uses]) for part in self.parts]
+        found = Parted(parts, self.rows, self._groups)
+        if all(isinstance(use, Materialized) for part in parts for use in part.uses):
+            return Materialized(found.per_example(0, self.rows), own=True)
+        return found

@@ -1,10 +1,10 @@
-"""What layers cost that are run again for want of a rule: said once in a run."""
+"""The costs of layers that are run again for want of a rule: said once in a run."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from typing import Protocol
 
 import torch
 
@@ -13,22 +13,23 @@ _NAMED = 3  # layers of a type that are named
 _log = logging.getLogger(__name__)
 
 
-class Replays(Protocol):
-    """What runs one layer again.
+@dataclasses.dataclass(eq=False)
+class Replays:
+    """Times that one layer was run again.
 
     Attributes:
         name: of the layer.
         kind: the layer's type, for people.
-        seconds: that replays have taken.
+        seconds: that replays have taken, without finding out how to replay.
         before: what ``seconds`` was before those of the last call.
         timed: whether devices are waited for, so that this is so on them too.
     """
 
     name: str
-    kind: str
-    seconds: float
-    before: float
-    timed: bool
+    kind: str = ""
+    seconds: float = 0.0
+    before: float = 0.0
+    timed: bool = True
 
 
 class ReplayCosts:

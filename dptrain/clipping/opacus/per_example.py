@@ -12,18 +12,12 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.clipper import (
-    Admit,
-    GradientClipper,
-    check_same_batch,
-    tell_of_no_gradient,
-)
-from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
-from dptrain.clipping.base.rows import check_dense, check_rows, row_norms, summing_dtype
+from dptrain.clipping.base.rows import check_dense, check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import enlargement, group_norms, per_reported
-from dptrain.clipping.bookkeeping.uses.uses import Materialized
+from dptrain.clipping.bookkeeping import BookkeepingClipper
+from dptrain.clipping.bookkeeping.clipper import check_same_batch, tell_of_no_gradient
+from dptrain.clipping.bookkeeping.uses.use import Materialized
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
@@ -46,7 +40,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         views: rows an example has.
         fed: what the module is fed at the moment; ``None``: there is no probe.
         when: one of ``PROBES``.
-        owners: follows some of the steps, where that is wanted.
+        owners: follows some of the steps; likewise.
         kwargs: those of Opacus's module.
 
     Attributes:
@@ -73,12 +67,11 @@ class HookedModule(OpacusLayers, GradSampleModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(m, **kwargs)
-        self.owners = owners
         self.at_hand = at_hand
         self._between, self._told = between, False
         self.views = views
         self.probe: RowProbe | None = None
-        if fed is not None:
+        if fed is not None and owners is not None:
             self.probe = RowProbe(m, self.reporting_to, fed, when=when, hooked=True, owners=owners)
         self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
         self._witness: Witness | None = None
@@ -90,27 +83,13 @@ class HookedModule(OpacusLayers, GradSampleModule):
         """The user's forward; before it the probe, where there is one, of what it may do."""
         if self.probe is None:
             return super().forward(*args, **kwargs)
-        if self.probe.when != "off":  # nor could it be run on a few of the rows
-            check_dense(f"module, a {type(self._module).__name__}", args, kwargs)
-        with self._aside():
-            self.probe.begin(args, kwargs)
-        if self.owners is not None:
-            self.owners.called(args, kwargs, self.probe.second(args, kwargs))
+        self.probe.begin(args, kwargs)
         output: Any = None
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            with self._aside():
-                self.probe.end(output)
-            if self.owners is not None:
-                self.owners.returned(output)
+            self.probe.end(output)
         return output
-
-    def _aside(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.owners is None else self.owners.aside()
-
-    def _unseen(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
 
     @contextlib.contextmanager
     def reporting_to(self, witness: Witness) -> Iterator[None]:
@@ -168,7 +147,8 @@ class HookedModule(OpacusLayers, GradSampleModule):
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
     ) -> None:
         """Per-example gradients of one call of a layer."""
-        with self._unseen():
+        owners = None if self.probe is None else self.probe.owners
+        with contextlib.nullcontext() if owners is None else owners.unseen():
             self._capture(module, _forward_input, forward_output, *args, **kw)
 
     def _capture(
@@ -204,9 +184,9 @@ class HookedModule(OpacusLayers, GradSampleModule):
             )
         if self.hooks_enabled and rows is not None:
             self.refuse_shared_ids(module, rows * self.views)
-        if self.owners is not None and self.hooks_enabled and rows is not None:
+        if self.probe is not None and self.hooks_enabled and rows is not None:
             calls = getattr(module, "activations", None)
-            self.owners.check(module, calls[-1] if calls else (), forward_output[0])
+            self.probe.owners.check(module, calls[-1] if calls else (), forward_output[0])
         doubts = self._doubts.get(module)
         if self.hooks_enabled and doubts and self.probe is not None:
             self.probe.resolve(doubts.pop())
@@ -260,8 +240,8 @@ class HookedModule(OpacusLayers, GradSampleModule):
                 del p._current_grad_sample
 
 
-class PerExampleClipper(GradientClipper):
-    """Σ_i w_i · clip(s ⊙ g_i, R) from ``p.grad_sample``, the microbatch's per-row gradients.
+class PerExampleClipper(BookkeepingClipper):
+    """The same from ``p.grad_sample``, the microbatch's per-row gradients.
 
     g_i is the mean over the ``views`` rows of example i, which follow one another. Opacus has a row
     for the gradient of that row's own loss, undone of a division by the number of rows where the
@@ -288,28 +268,23 @@ class PerExampleClipper(GradientClipper):
         names: Mapping[nn.Parameter, str] | None = None,
         current: Callable[[], MicroBatch | None] = lambda: None,
     ) -> None:
-        super().__init__(parameters, style=style, groups=groups)
-        self.views = views
-        self._names = {} if names is None else names
-        self._current = current
+        def at_hand() -> MicroBatch | None:
+            self.batch = current()  # for which gradients are about to be formed
+            return self.batch
 
-    def at_hand(self) -> MicroBatch | None:
-        """The batch that the user holds, for which gradients are about to be formed."""
-        self.batch = self._current()
-        return self.batch
+        super().__init__(
+            parameters,
+            at_hand=at_hand,
+            loss_reduction="sum",
+            views=views,
+            style=style,
+            groups=groups,
+        )
+        self._names = {} if names is None else names
 
     @override
-    @full_float32()
-    def clipped_sum(
-        self,
-        *,
-        max_grad_norm: float,
-        weights: torch.Tensor,
-        scales: Sequence[torch.Tensor | None] | None = None,
-        admit: Admit | None = None,
-        loss_scale: float = 1.0,
-    ) -> list[torch.Tensor | None]:
-        """One clipped sum per parameter, as ``GradientClipper`` has it, consumed.
+    def clipped_sum(self, **options: Any) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter, as ``BookkeepingClipper`` has it, consumed.
 
         Raises:
             RuntimeError: if there was no backward pass, more than one, one whose per-example
@@ -317,43 +292,24 @@ class PerExampleClipper(GradientClipper):
                 did not reach all calls of a layer that it reached.
         """
         self._check_complete()
-        samples = [self._grad_sample(p, len(weights)) for p in self.parameters]
-        if all(g is None for g in samples):
+        for p in self.parameters:
+            if (g := self._grad_sample(p, len(options["weights"]))) is not None:
+                self._uses[p] = [Materialized(g.to(summing_dtype(p)))]
+        if not self._uses:
             raise RuntimeError(
                 "no per-example gradients: before optimizer.step(), call loss.backward() once on "
                 "the private module's output, with the module in training mode; a forward pass in "
                 "training mode that is not followed by backward() belongs under torch.no_grad()"
             )
-        parts: list[torch.Tensor | None] = []
-        unit = 1.0 / loss_scale
-        times = enlargement(unit, max_grad_norm, loss_scale)
-        scaling = [None] * len(samples) if scales is None else scales
-        for g, s in zip(samples, scaling, strict=True):
-            if g is None:
-                parts.append(None)
-                continue
-            rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
-            parts.append(row_norms(rows if times == 1.0 else rows * times))
-        norms = group_norms(parts, self.groups) * (unit / times)
-        factors, finite = self._factors(norms, max_grad_norm, weights, admit)
-        factors = per_reported(factors, unit)
-        sums: list[torch.Tensor | None] = []
-        for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
-            if sample is None:
-                sums.append(None)
-                continue
-            rows = sample.flatten(1).to(summing_dtype(p))
-            if (
-                finite is not None
-            ):  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
-                rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
-            total = (factors[:, group].to(rows) @ rows).view_as(p)
-            sums.append(total if s is None else total * s)  # the same s for all examples
-        self.discard()
-        return sums
+        return super().clipped_sum(**options)
 
+    @override
+    def _unit(self, examples: int) -> float:
+        return 1.0
+
+    @override
     def discard(self) -> None:
-        """Forget gradients of a batch that will not be used."""
+        super().discard()
         for p in self.parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from torch import nn
 
 from dptrain.clipping.base.precision import exact_products, full_float32
 from dptrain.clipping.base.rows import HALF, summing_dtype
-from dptrain.clipping.base.untapped import untapped
+from dptrain.clipping.base.stand_in import untapped
 from dptrain.clipping.probe.inputs import Rows, steps
-from dptrain.clipping.probe.restoring import eagerly, untouched
-from dptrain.clipping.probe.weighing import take_back, weigh
+from dptrain.clipping.probe.outputs import take_back, weigh
+from dptrain.clipping.probe.passes import Passes
 from dptrain.clipping.probe.witness import Witness
 
 _SMALL = 2**16  # numbers of a parameter that is moved by a rounding error
@@ -23,19 +22,6 @@ _MEASURED = 32  # rounding errors that were measured may be so many times as lar
 _SHAKEN = 0.25  # the same, in those terms, of what comes of roundings of the inputs
 _UNITS = 256  # of the examples' lengths: what sums in other orders may be off by
 _HALF_FACTORS = (8, 8)  # the same where numbers are rounded to half precision
-
-
-@dataclasses.dataclass(frozen=True)
-class Disagreement:
-    """A parameter whose gradients are not those of the loss.
-
-    Attributes:
-        name: of the parameter in the module.
-        unseen: whether the mode knows of no use of it.
-    """
-
-    name: str
-    unseen: bool
 
 
 class Sums(Witness):
@@ -67,7 +53,7 @@ class Sums(Witness):
         self.half = self.half or next((kind for kind in kinds if kind in HALF), None)
         return False
 
-    def replays(self, rule: Any) -> None:
+    def replays(self, costs: Any) -> None:
         """Take note."""
         self.replayed = True
 
@@ -97,35 +83,26 @@ class Confirmation:
     (docs/theory/limits.md#thm-confirmed).
 
     Args:
-        module: the user's.
+        passes: of the user's module.
         trained: its parameters that the run trains, by name.
-        witnessed: a context in which the layers report to the given witness.
-        floats: the tensors in what the module returns for so many rows, in an order of its own.
 
     Attributes:
         replayed: whether layers were run again for the gradients that were compared.
         plainly: whether autograd is to keep the tensors that it saves as they are.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        trained: Mapping[str, nn.Parameter],
-        witnessed: Callable[[Witness], contextlib.AbstractContextManager[Any]],
-        floats: Callable[[Any, int], Iterable[torch.Tensor]],
-    ) -> None:
-        self.module, self.witnessed, self.floats = module, witnessed, floats
+    def __init__(self, passes: Passes, trained: Mapping[str, nn.Parameter]) -> None:
+        self.passes, self.module = passes, passes.module
         self._trained = trained
         self._half: torch.dtype | None = None  # that it computes in
         self._by_rows = True  # whether every output has a row for each
         self.replayed = self.plainly = False
 
-    def disagreement(self, rows: Rows, start: Callable[[], None]) -> Disagreement | None:
-        """The parameter that is off by most, beyond rounding.
+    def disagreement(self, rows: Rows) -> tuple[str, bool] | None:
+        """The parameter that is off by most, beyond rounding, and whether no use of it is known.
 
         Args:
             rows: to run the module on.
-            start: brings the random generators into the state that each run begins with.
 
         Raises:
             Exception: what the module raises.
@@ -133,14 +110,14 @@ class Confirmation:
         parameters = {n: p for n, p in self._trained.items() if p.requires_grad}
         self.replayed = False
         with exact_products():
-            wanted = self._by_autograd(rows, start, parameters)
-            found = self._reported(rows, self._factors(rows.rows), start)
+            wanted = self._by_autograd(rows, parameters)
+            found = self._reported(rows, self._factors(rows.rows))
             self._half, self.replayed = found.half, found.replayed
         noise = dict.fromkeys(parameters, 0.0)
         off = self._beyond(wanted, found, noise)
         if off:
             with exact_products():
-                again = self._by_autograd(rows, start, parameters, moved=True)
+                again = self._by_autograd(rows, parameters, moved=True)
             for n in parameters:
                 noise[n] = _length(wanted[n], again[n])
             again.clear()
@@ -148,20 +125,17 @@ class Confirmation:
         if off:
             # Of what is constant but for rounding, a norm makes numbers that are nothing but that.
             with exact_products():
-                shaken = self._by_autograd(rows.moved(self._unit), start, parameters)
+                shaken = self._by_autograd(rows.moved(self._unit), parameters)
             for n in parameters:
                 noise[n] += _SHAKEN * _length(wanted[n], shaken[n])
             off = self._beyond(wanted, found, noise)
         if not off:
             return None
         name, (_, unseen) = max(off.items(), key=lambda item: item[1][0])
-        return Disagreement(name, unseen)
+        return name, unseen
 
     def _beyond(
-        self,
-        wanted: Mapping[str, torch.Tensor | None],
-        found: Sums,
-        noise: Mapping[str, float],
+        self, wanted: Mapping[str, torch.Tensor | None], found: Sums, noise: Mapping[str, float]
     ) -> dict[str, tuple[float, bool]]:
         """By parameter: off by so many limits, and whether unseen."""
         off: dict[str, tuple[float, bool]] = {}
@@ -175,9 +149,7 @@ class Confirmation:
                 off[n] = (difference / limit, p not in found.sums)
         return off
 
-    def moved_others(
-        self, base: Rows, changed: Rows, own: range, start: Callable[[], None]
-    ) -> str | None:
+    def moved_others(self, base: Rows, changed: Rows, own: range) -> str | None:
         """The parameter of which the others' gradients moved when one example was changed.
 
         What a layer that is run again takes from elsewhere (a number, an attribute) moves its
@@ -186,13 +158,12 @@ class Confirmation:
         Args:
             base, changed: what to run the module on.
             own: rows of the example that is changed.
-            start: as in ``disagreement``.
         """
         factors = 1.0 + torch.arange(base.rows) % 2
         factors[own.start : own.stop] = 0
         with exact_products():
-            before = self._reported(base, factors, start)
-            after = self._reported(changed, factors, start)
+            before = self._reported(base, factors)
+            after = self._reported(changed, factors)
         worst: tuple[float, str | None] = (1.0, None)
         for n, p in self.module.named_parameters():
             off = _length(after.sums.get(p), before.sums.get(p))
@@ -200,28 +171,21 @@ class Confirmation:
             worst = max(worst, (off / max(1e-30, self._unit(p) ** 0.5 * length), n), key=_first)
         return worst[1]
 
-    def _reported(self, rows: Rows, factors: torch.Tensor, start: Callable[[], None]) -> Sums:
+    def _reported(self, rows: Rows, factors: torch.Tensor) -> Sums:
         found = Sums(rows.rows, factors)
-        start()
-        with self._as_it_was(), self.witnessed(found):
+        with self.passes.within(found), torch.enable_grad():
             self._backward(rows)  # every example once: the factors are those of the sums
         return found
 
     def _by_autograd(
-        self,
-        rows: Rows,
-        start: Callable[[], None],
-        parameters: Mapping[str, nn.Parameter],
-        *,
-        moved: bool = False,
+        self, rows: Rows, parameters: Mapping[str, nn.Parameter], *, moved: bool = False
     ) -> dict[str, torch.Tensor | None]:
         """Gradients as of training without privacy; ``moved``: by a few roundings."""
-        start()
         all_of_them = list(self.module.parameters())  # frozen ones are computed with as well
         context = _moved(all_of_them, self._unit) if moved else contextlib.nullcontext()
         with (
-            self._as_it_was(),
-            self.witnessed(Witness(rows.rows)),
+            self.passes.within(Witness(rows.rows)),
+            torch.enable_grad(),
             untapped(),
             _without_hooks(parameters.values()),
             context,
@@ -229,16 +193,11 @@ class Confirmation:
             self._backward(rows, by_factors=True, moved=moved)
             return {n: p.grad for n, p in parameters.items()}
 
-    @contextlib.contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        with untouched(self.module), eagerly(list(self.module.modules())), torch.enable_grad():
-            yield
-
     def _backward(self, rows: Rows, *, by_factors: bool = False, moved: bool = False) -> None:
         """Σ_i f_i (Σ w·y - cos y) over the numbers y of row i of all outputs, taken back."""
         as_it_is = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
         with as_it_is if self.plainly else contextlib.nullcontext():
-            outputs = list(self.floats(rows.call(self.module), rows.rows))
+            outputs = list(self.passes.outputs.of(rows.call(self.module), rows.rows))
         factors: torch.Tensor | None = None
         if by_factors:
             self._by_rows = all(y.dim() > 0 and len(y) == rows.rows for y in outputs)
@@ -324,7 +283,7 @@ def _moved(parameters: Any, by: Callable[[torch.Tensor], float]) -> Iterator[Non
 
 @contextlib.contextmanager
 def _without_hooks(parameters: Any) -> Iterator[None]:
-    """What is done with a gradient when it is there is not done meanwhile."""
+    """Without the hooks that take a gradient as it comes."""
     kept = []
     for p in parameters:
         hooks = getattr(p, "_post_accumulate_grad_hooks", None)

@@ -120,21 +120,14 @@ class LossSignature:
         dimension: int,
         gradient: torch.Tensor,
     ) -> None:
+        gradient = gradient.movedim(dimension, 0)
         with self._unseen():
-            self._look_at(kept, reduction, gradient.movedim(dimension, 0))
-
-    def _look_at(
-        self,
-        kept: Mapping[int, Callable[[], Outlines]],
-        reduction: str,
-        gradient: torch.Tensor,
-    ) -> None:
-        self._looked += 1
-        for classes, outlines in kept.items():
-            shares = _shares(outlines(), gradient, classes)
-            if shares is not None:
-                self._judge(shares, reduction, gradient.dtype, single=gradient.dim() == 2)
-                return
+            self._looked += 1
+            for classes, outlines in kept.items():
+                shares = _shares(outlines(), gradient, classes)
+                if shares is not None:
+                    self._judge(shares, reduction, gradient.dtype, single=gradient.dim() == 2)
+                    return
 
     def _judge(
         self, shares: torch.Tensor, reduction: str, dtype: torch.dtype, *, single: bool

@@ -10,8 +10,6 @@ import pytest
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
-from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.balls_in_bins import BallsInBins
 from dptrain.sampling.schemes.min_sep import MinSep

@@ -11,8 +11,8 @@ import pytest
 
 from dptrain.accounting import accountant_named, restate
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.simulation.certificate import STEP, declared_points
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.core import Guarantee
 from dptrain.core.json_value import digest
 from dptrain.mechanism import MatrixMechanism

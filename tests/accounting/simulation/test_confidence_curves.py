@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.simulation.draws import Draws
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.published_profile import chords
 from dptrain.sampling import MinSep

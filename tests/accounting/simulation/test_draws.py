@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.simulation.draws import Draws, Processes
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.terms import WeightedTerms
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import Identity

@@ -3,7 +3,8 @@
 import pytest
 
 from dptrain.accounting.balls_in_bins import BallsInBinsImportance
-from dptrain.accounting.min_sep import MinSepAnyMatrix, MinSepImportance
+from dptrain.accounting.min_sep import MinSepImportance
+from dptrain.contrib.accountants import MinSepAnyMatrix
 
 WRONG_TYPES = [
     ("seed", 1.5),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep.any_matrix import MinSepAnyMatrix
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.min_sep import MinSep

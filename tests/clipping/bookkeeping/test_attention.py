@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import Gradients, Poisson, PrivacyEngine
+from dptrain.clipping.bookkeeping.uses.arranged import Stacked
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import Materialized
+from dptrain.clipping.bookkeeping.uses.use import Materialized
 from dptrain.testing import check_layer_rule
 from tests.helpers.clipping_oracle import (
     assert_norms,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping.uses.bagged import Bagged
+from dptrain.clipping.bookkeeping.uses.gathered import Bagged
 from dptrain.testing import check_layer_rule
 from tests.helpers.bookkeeping_runs import ROWS, backward, case, check_like_loop, run_of
 

@@ -15,17 +15,14 @@ from dptrain.clipping.base.linear_norms import ROUNDING
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.convolution import direct as convolution_direct
 from dptrain.clipping.bookkeeping.convolution import grouped as convolution_grouped
-from dptrain.clipping.bookkeeping.convolution.convolution import (
-    ConvShape,
-    form_gradients,
-    gradients_in_groups,
-    per_example_weight_gradients,
-    squared_norms,
-    weighted_sum,
-)
+from dptrain.clipping.bookkeeping.convolution.convolution import weighted_sum
 from dptrain.clipping.bookkeeping.convolution.direct import ChannelsFirst, ChannelsLast
+from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
+from dptrain.clipping.bookkeeping.convolution.grouped import gradients_in_groups
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
 from dptrain.clipping.bookkeeping.uses import convolved as uses_convolved
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
+from dptrain.clipping.bookkeeping.uses.formed import form_gradients
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # How much larger products between pixels may make norms in float32: test_convolution_rounding.py.
@@ -107,7 +104,7 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
         patch.setattr(convolution_direct, "product_size", lambda tensor, numbers: at_once)
         formed = form_gradients(a, g, shape)
     near = {"rtol": 1e-10, "atol": 1e-10}
-    torch.testing.assert_close(formed.gradients(), expected, **near)
+    torch.testing.assert_close(formed.per_example(), expected, **near)
     torch.testing.assert_close(formed.norms(), squares.sqrt(), **near)
     torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
     torch.testing.assert_close(squared_norms(a, g, shape), squares, **near)
@@ -116,7 +113,7 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     a, g, factors = a.float(), g.float(), factors.float()
     near = {"rtol": 1e-5, "atol": 1e-5 * float(squares.max().sqrt() + 1), "check_dtype": False}
     formed = form_gradients(a, g, shape)
-    torch.testing.assert_close(formed.gradients(), expected, **near)
+    torch.testing.assert_close(formed.per_example(), expected, **near)
     torch.testing.assert_close(formed.norms(), squares.sqrt(), **near)
     torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
     torch.testing.assert_close(weighted_sum(a, g, factors, shape), total, **near)
@@ -188,12 +185,12 @@ def test_both_orders_of_copies_have_the_gradients(order, case, at_once):
         patch.setattr(convolution_direct, "cheaper_order", order)
         formed = form_gradients(a, g, shape)
     near = {"rtol": 1e-10, "atol": 1e-10}
-    torch.testing.assert_close(formed.gradients(), expected, **near)
-    torch.testing.assert_close(formed.gradients(1, 3), expected[1:3], **near)
+    torch.testing.assert_close(formed.per_example(), expected, **near)
+    torch.testing.assert_close(formed.per_example(1, 3), expected[1:3], **near)
     torch.testing.assert_close(formed.norms(), expected.flatten(1).norm(dim=1), **near)
     index = torch.arange(len(a) - 1, -1, -2)
-    torch.testing.assert_close(formed.select(index).gradients(), expected[index], **near)
-    torch.testing.assert_close(formed.plus(formed).gradients(), 2 * expected, **near)
+    torch.testing.assert_close(formed.select(index).per_example(), expected[index], **near)
+    torch.testing.assert_close(formed.merged(formed).per_example(), 2 * expected, **near)
     factors = torch.rand(len(a), dtype=torch.float64)
     factors[0] = 0
     total = torch.einsum("b,b...->...", factors, expected)
@@ -252,7 +249,7 @@ def test_a_row_that_is_not_finite_stays_by_itself(name, bad, where):
     formed, squares = form_gradients(a, g, shape), squared_norms(a, g, shape)
     assert not squares[2].isfinite()
     assert not formed.norms()[2].isfinite()
-    torch.testing.assert_close(formed.gradients()[others], expected[others], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(formed.per_example()[others], expected[others], rtol=1e-5, atol=1e-5)
     gradients, norms = gradients_in_groups(a, g, shape)
     assert not norms[2].isfinite()
     torch.testing.assert_close(gradients[others], expected[others], rtol=1e-5, atol=1e-5)
@@ -268,7 +265,7 @@ def test_a_row_that_is_not_finite_stays_by_itself(name, bad, where):
 def test_no_examples(name):
     layer, a, g = example_of(name, rows=0)
     shape = ConvShape.of(layer)
-    assert per_example_weight_gradients(a, g, shape).shape == (0, *layer.weight.shape)
+    assert form_gradients(a, g, shape).per_example().shape == (0, *layer.weight.shape)
     assert squared_norms(a, g, shape).shape == (0,)
     nothing = torch.zeros_like(layer.weight)
     torch.testing.assert_close(weighted_sum(a, g, torch.zeros(0), shape), nothing)
@@ -301,7 +298,7 @@ def test_half_precision_is_summed_in_float32(name):
     shape, a, g = ConvShape.of(layer), a.bfloat16(), g.bfloat16()
     expected = one_at_a_time(layer, a.float(), g.float())
     near = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(per_example_weight_gradients(a, g, shape), expected, **near)
+    torch.testing.assert_close(form_gradients(a, g, shape).per_example(), expected, **near)
     norms = expected.flatten(1).norm(dim=1)
     torch.testing.assert_close(squared_norms(a, g, shape).sqrt(), norms, rtol=ROUNDED_UP, atol=0)
     total = weighted_sum(a, g, torch.ones(5), shape)

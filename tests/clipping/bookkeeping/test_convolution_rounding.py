@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping.convolution import convolution
-from dptrain.clipping.bookkeeping.convolution.convolution import (
-    ConvShape,
-    costs,
-    form_gradients,
-    squared_norms,
-)
+from dptrain.clipping.bookkeeping.convolution.convolution import costs
+from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
+from dptrain.clipping.bookkeeping.uses.formed import form_gradients
 
 KINDS = ["random", "positive", "equal", "alternating", "cancelling", "unequal"]
 
@@ -41,7 +39,7 @@ def example_of(
 
 def exact_squares(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.Tensor:
     """Of the gradients in float64, without what is added for rounding errors."""
-    return form_gradients(a.double(), g.double(), shape).gradients().flatten(1).square().sum(1)
+    return form_gradients(a.double(), g.double(), shape).per_example().flatten(1).square().sum(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dptrain.clipping.bookkeeping import taps
+from dptrain.clipping.bookkeeping import module_taps
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from tests.clipping.bookkeeping.test_replayed_layers import LAYERS
 from tests.helpers.architectures import Architecture
@@ -121,7 +121,7 @@ FOLLOWED = {
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_equals_the_loop(name, dtype):
     private = check(architecture(FOLLOWED[name], dtype))
-    rules = [tap.rule for tap in taps.taps_of(private.module)._taps]
+    rules = [tap.observe.rule for tap in module_taps.taps_of(private.module)._taps]
     assert not any(isinstance(rule, GenericRule) for rule in rules)
 
 
@@ -136,7 +136,7 @@ def test_sizes_that_are_as_many_as_the_rows_by_chance(rows):
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_cannot_be_followed_is_run_again(name):
     private = check(architecture(LAYERS[name]))
-    rules = {type(tap.rule) for tap in taps.taps_of(private.module)._taps}
+    rules = {type(tap.observe.rule) for tap in module_taps.taps_of(private.module)._taps}
     replayed = name in ("autograd function", "scripted")
     assert (GenericRule in rules) >= replayed
 

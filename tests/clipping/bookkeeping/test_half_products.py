@@ -12,18 +12,13 @@ from torch.utils.data import TensorDataset
 from dptrain import Gradients, PrivacyEngine
 from dptrain.clipping.base import products
 from dptrain.clipping.base.rows import row_norms_error
-from dptrain.clipping.bookkeeping import tap
-from dptrain.clipping.bookkeeping.convolution import direct
-from dptrain.clipping.bookkeeping.convolution.convolution import (
-    ConvShape,
-    costs,
-    form_gradients,
-    kept_gradients,
-)
-from dptrain.clipping.bookkeeping.convolution.direct import ConvGradients
-from dptrain.clipping.bookkeeping.uses import convolved
-from dptrain.clipping.bookkeeping.uses.convolved import Convolved, Formed
-from dptrain.clipping.bookkeeping.uses.uses import Materialized
+from dptrain.clipping.bookkeeping.convolution.convolution import costs
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
+from dptrain.clipping.bookkeeping.rules import rule
+from dptrain.clipping.bookkeeping.uses import convolved, formed
+from dptrain.clipping.bookkeeping.uses.convolved import Convolved
+from dptrain.clipping.bookkeeping.uses.formed import Formed, form_gradients, kept_gradients
+from dptrain.clipping.bookkeeping.uses.use import Materialized
 from tests.helpers.engine import everything_every_step, flat
 
 ROWS = 7
@@ -45,7 +40,7 @@ LAYERS = {
 @pytest.fixture(autouse=True)
 def units(monkeypatch):
     """As on a processor that has them; without, the same numbers take longer."""
-    for module in (products, tap, direct, convolved):
+    for module in (products, rule, formed, convolved):
         monkeypatch.setattr(module, "multiplies_bfloat16", lambda t: t.dtype == torch.bfloat16)
 
 
@@ -58,7 +53,7 @@ def _seen(name: str) -> tuple[ConvShape, torch.Tensor, torch.Tensor]:
     return ConvShape.of(layer), a, g
 
 
-def _formed(name: str) -> ConvGradients:
+def _formed(name: str) -> Formed:
     shape, a, g = _seen(name)
     return kept_gradients(a, g, shape)
 
@@ -70,10 +65,10 @@ def test_every_gradient_is_rounded_once(name):
     assert {block.storage.dtype for block in kept.blocks} == {torch.bfloat16}
     # Factors of eight digits: their products are exact, and sums in float32 nearly so.
     a, g = a.bfloat16().double(), g.double()
-    exact = form_gradients(a, g, shape).gradients()
-    terms = form_gradients(a.abs(), g.abs(), shape).gradients()
+    exact = form_gradients(a, g, shape).per_example()
+    terms = form_gradients(a.abs(), g.abs(), shape).per_example()
     positions = g[0, 0].numel()
-    found = kept.gradients()
+    found = kept.per_example()
     assert found.dtype == torch.float32
     off = (found.double() - exact).abs()
     allowed = 2 * positions * UNIT * terms
@@ -84,7 +79,7 @@ def test_every_gradient_is_rounded_once(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_are_of_what_is_kept(name):
     kept = _formed(name)
-    rows = kept.gradients().double().flatten(1)
+    rows = kept.per_example().double().flatten(1)
     error = row_norms_error(rows.shape[1], torch.float32) + 1e-7 * len(kept.blocks)
     assert kept.norms().dtype == torch.float32
     torch.testing.assert_close(kept.norms().double(), rows.norm(dim=1), rtol=error, atol=0)
@@ -94,7 +89,7 @@ def test_norms_are_of_what_is_kept(name):
 def test_sums_have_factors_of_all_their_digits(name):
     """A third in bfloat16 is .2 % too large: an example clipped by it would exceed R by as much."""
     kept = _formed(name)
-    rows = kept.gradients().double()
+    rows = kept.per_example().double()
     factors = torch.full((ROWS,), 1 / 3)
     factors[1] = 0
     rows[1] = 0
@@ -103,7 +98,7 @@ def test_sums_have_factors_of_all_their_digits(name):
     terms = rows.abs().sum(0) / 3
     off = (total.double() - rows.sum(0) * factors[0].double()).abs()
     assert bool((off <= 2 * ROWS * UNIT * terms + 1e-30).all())
-    torch.testing.assert_close(kept.gradients().double(), rows, rtol=0, atol=0)
+    torch.testing.assert_close(kept.per_example().double(), rows, rtol=0, atol=0)
 
 
 def test_what_is_not_finite_stays_where_it_is():
@@ -119,9 +114,9 @@ def test_what_is_not_finite_stays_where_it_is():
 
 def test_two_calls_of_a_layer_are_added_in_float32():
     kept = _formed("two sides")
-    joint = Formed(kept).merged(Formed(_formed("two sides")))
+    joint = kept.merged(_formed("two sides"))
     assert joint is not None
-    expected = 2 * kept.gradients().double()
+    expected = 2 * kept.per_example().double()
     both = joint.per_example(0, ROWS).double()
     torch.testing.assert_close(both, expected, rtol=2 * UNIT, atol=0)
 
@@ -131,8 +126,8 @@ def test_what_is_not_kept_is_formed_in_float32():
     shape, a, g = _seen("channels last")
     use = Convolved(a, g, shape)
     assert use.per_example(0, ROWS).dtype == torch.float32
-    exact = form_gradients(a.double(), g.double(), shape).gradients()
-    terms = form_gradients(a.double().abs(), g.double().abs(), shape).gradients()
+    exact = form_gradients(a.double(), g.double(), shape).per_example()
+    terms = form_gradients(a.double().abs(), g.double().abs(), shape).per_example()
     off = (use.per_example(0, ROWS).double() - exact).abs()
     assert bool((off <= 2 * g[0, 0].numel() * UNIT * terms).all())
     assert use.weighted_sum(torch.ones(ROWS)).dtype == torch.float32
@@ -147,7 +142,7 @@ def test_depthwise_layers_keep_the_kernels_of_float32():
         pytest.skip("these kernels are oneDNN's")
     assert isinstance(use, Materialized)
     assert use.gradients.dtype == torch.float32
-    exact = form_gradients(a.double(), g.double(), ConvShape.of(layer)).gradients()
+    exact = form_gradients(a.double(), g.double(), ConvShape.of(layer)).per_example()
     torch.testing.assert_close(use.gradients.double(), exact, rtol=0, atol=1e-3 * HALF * 256)
 
 
@@ -164,7 +159,7 @@ def test_views_of_an_example_are_summed_before_rounding(sides):
     a = torch.randn(2 * sides, 16, *sizes, generator=generator).bfloat16()
     g = torch.randn(2 * sides, 8, *sizes, generator=generator).bfloat16()
     use = Convolved(a, g, ConvShape.of(layer)).folded(sides).compact()
-    exact = form_gradients(a.double(), g.double(), ConvShape.of(layer)).gradients()
+    exact = form_gradients(a.double(), g.double(), ConvShape.of(layer)).per_example()
     exact = exact.unflatten(0, (2, sides)).sum(1)
     found = use.per_example(0, 2).double()
     assert bool(((found - exact).abs() <= HALF * exact.abs() + 1e-3 * HALF).all())

@@ -11,14 +11,14 @@ from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
-from dptrain.clipping.bookkeeping.rules.rules import RULES, GradientRule, LayerRule, register_layer
-from dptrain.clipping.bookkeeping.uses.bagged import Bagged, Picked
+from dptrain.clipping.bookkeeping.rules.rule import GradientRule, LayerRule
+from dptrain.clipping.bookkeeping.rules.table import RULES, register_layer
+from dptrain.clipping.bookkeeping.uses.arranged import Viewed
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
-from dptrain.clipping.bookkeeping.uses.gathered import Gathered
+from dptrain.clipping.bookkeeping.uses.gathered import Bagged, Gathered, Picked
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.routed import Routed
-from dptrain.clipping.bookkeeping.uses.uses import Folded, Materialized, chunked_norms
-from dptrain.clipping.bookkeeping.uses.viewed import Viewed
+from dptrain.clipping.bookkeeping.uses.use import Folded, Materialized, chunked_norms
 from dptrain.testing import check_norms_of_releases
 from dptrain.testing.norms_of_releases import check_uses
 

@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 
 import dptrain
 from dptrain import GradientRule, Gradients, LayerRule, Poisson, register_layer
-from dptrain.clipping.bookkeeping.rules import rules as module_of_rules
-from dptrain.clipping.bookkeeping.rules.rules import RULES
+from dptrain.clipping.bookkeeping.rules import table as module_of_rules
+from dptrain.clipping.bookkeeping.rules.table import RULES
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized
+from dptrain.clipping.bookkeeping.uses.use import Materialized
 from dptrain.testing import check_layer_rule
 from tests.helpers.clipping_oracle import (
     assert_norms,

@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.base import products
-from dptrain.clipping.bookkeeping.rules.rules import RULES
-from dptrain.clipping.bookkeeping.tap import LayerTap
+from dptrain.clipping.bookkeeping.layer_tap import LayerTap
+from dptrain.clipping.bookkeeping.rules.table import RULES
 from dptrain.losses import TokenCrossEntropy
 from dptrain.testing import check_layer_rule
 from tests.helpers.bookkeeping_runs import backward, case, check, check_like_loop, run_of, take
@@ -393,7 +393,7 @@ def test_half_precision(kind, autocast):
         loss = sum(t.square().sum() for t in flat(exact(one)))
         wanted = torch.autograd.grad(loss, list(exact.parameters()))
         for p, g in zip(layer.parameters(), wanted, strict=True):
-            (use,) = tap.book.uses[p]
+            (use,) = tap.observe.book.uses[p]
             own = use.per_example(i, i + 1)[0]
             assert own.dtype == torch.float32
             assert (own - g).norm() <= 0.02 * sum(w.norm() for w in wanted)

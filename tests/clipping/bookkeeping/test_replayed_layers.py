@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from dptrain.clipping.bookkeeping import taps
+from dptrain.clipping.bookkeeping import module_taps
 from dptrain.clipping.bookkeeping.rules import generic
 from tests.helpers.architectures import Architecture
 from tests.helpers.architectures_runs import backward, one_batch
@@ -242,7 +242,7 @@ DTYPES = [torch.float64, torch.float32]
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch):
     """Every layer without a rule, also where its operations could be followed."""
-    monkeypatch.setattr(taps, "_otherwise", lambda name, _: generic.GenericRule(name))
+    monkeypatch.setattr(module_taps, "OperationsRule", generic.GenericRule)
 
 
 @pytest.fixture(params=["at once", "one row at a time", "found twice"])
@@ -265,7 +265,8 @@ def test_equals_the_loop(name, dtype):
 def rules_of(module):
     """The replaying rules of the layers of a run's module, by the layers' names."""
     taps = {name: vars(layer).get("forward") for name, layer in module.named_modules()}
-    rules = {name: getattr(tap, "rule", None) for name, tap in taps.items()}
+    rules = {name: getattr(tap, "observe", None) for name, tap in taps.items()}
+    rules = {name: observe and observe.rule for name, observe in rules.items()}
     return {name: rule for name, rule in rules.items() if isinstance(rule, generic.GenericRule)}
 
 

@@ -7,7 +7,7 @@ import torch
 
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
-from dptrain.clipping.bookkeeping.uses.uses import Materialized
+from dptrain.clipping.bookkeeping.uses.use import Materialized
 
 ROWS, LENGTH, WIDTH = 3, 11, 4
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping.convolution.convolution import per_example_weight_gradients
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
-from dptrain.clipping.bookkeeping.uses.convolved import Convolved, Formed
+from dptrain.clipping.bookkeeping.uses.convolved import Convolved
+from dptrain.clipping.bookkeeping.uses.formed import Formed, form_gradients
 from dptrain.testing import check_layer_rule
 
 KINDS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -62,7 +62,7 @@ def test_the_convolution_that_a_transposed_one_is_the_adjoint_of(options, paddin
     assert shape.padding == padding
     assert shape.weight_shape == layer.weight.shape
     assert shape.output_sizes(tuple(y.shape[2:])) == tuple(x.shape[2:])
-    gradients = per_example_weight_gradients(g, x, shape)
+    gradients = form_gradients(g, x, shape).per_example()
     # ⟨gradient, W⟩ = ⟨g, layer(x)⟩, which is linear in W.
     found = (gradients * layer.weight).flatten(1).sum(1)
     torch.testing.assert_close(found, (g * y).flatten(1).sum(1), rtol=1e-12, atol=1e-12)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.owners import RowsMeet
-from dptrain.clipping.probe import RowProbe
+from dptrain.clipping.probe.examination import Examination
 
 N, WIDTH, CLASSES = 24, 6, 4
 
@@ -426,13 +426,13 @@ class Scaled(Net):
 @pytest.fixture
 def changed(monkeypatch):
     """Calls in which the probe changes one example after the other."""
-    calls, before = [], RowProbe._vary
+    calls, before = [], Examination.vary
 
     def vary(*args, briefly=False):
         calls.extend([] if briefly else [1])
         return before(*args, briefly=briefly)
 
-    monkeypatch.setattr(RowProbe, "_vary", vary)
+    monkeypatch.setattr(Examination, "vary", vary)
     return calls
 
 

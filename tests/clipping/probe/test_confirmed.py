@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from dptrain import GradientRule, LayerRule, register_layer
-from dptrain.clipping.bookkeeping.rules.rules import RULES
+from dptrain.clipping.bookkeeping.rules.table import RULES
 from tests.helpers.bookkeeping_runs import ROWS, backward, case, run_of, take
 
 

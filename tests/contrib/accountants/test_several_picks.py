@@ -19,7 +19,7 @@ from dptrain.accounting.balls_in_bins.subset_means import (
     rounding,
 )
 from dptrain.accounting.losses import gaussian
-from dptrain.contrib.accountants.several_picks import AllocationMonteCarlo, SubsetLosses
+from dptrain.contrib.accountants.several_picks import SubsetLosses
 from dptrain.contrib.accountants.several_picks_importance import AllocationImportance
 from dptrain.contrib.accountants.several_picks_terms import RoundedTilt, TailMixture
 from dptrain.core.guarantee import Kind

@@ -1,1 +1,1 @@
-"""What clipping needs of a convolution's weight gradients."""
+"""Norms and clipped sums of a convolution's weight gradients."""

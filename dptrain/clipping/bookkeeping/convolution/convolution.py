@@ -1,4 +1,4 @@
-"""What clipping needs of a convolution's weight gradients, at nearly the price of their sum."""
+"""Costs of clipping a convolution's weight gradients, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -9,34 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from dptrain.clipping.base.rows import summing_dtype
-from dptrain.clipping.bookkeeping.convolution.direct import (
-    ConvGradients,
-    form_gradients,
-    kept_gradients,
-)
-from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
 from dptrain.clipping.bookkeeping.convolution.grouped import (
     channels_alone,
     cost_in_groups,
-    gradients_in_groups,
     product_rate,
-    runs_in_groups,
 )
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
-
-__all__ = [
-    "ConvGradients",
-    "ConvShape",
-    "Costs",
-    "costs",
-    "form_gradients",
-    "gradients_in_groups",
-    "kept_gradients",
-    "per_example_weight_gradients",
-    "runs_in_groups",
-    "squared_norms",
-    "weighted_sum",
-]
 
 # Multiplications that take as long as reading or writing a number, measured on two cores: in a
 # workspace that stays in the cache, and through all per-example gradients (write, norm, sum).
@@ -66,7 +44,7 @@ class Costs(NamedTuple):
 
 
 def costs(shape: ConvShape, spatial: tuple[int, ...], *, half: bool = False) -> Costs:
-    """What the three ways cost: keep gradients, formed in one of two ways, or take ghost norms.
+    """The costs of three ways: keep gradients, formed in one of two ways, or take ghost norms.
 
     With products or groups the gradients are formed, and passed through for the norm and again for
     the sum. Gram passes through products between positions, in float64, which takes twice as long,
@@ -92,22 +70,6 @@ def costs(shape: ConvShape, spatial: tuple[int, ...], *, half: bool = False) -> 
     pays = (rate > 1 and not half) or channels_alone(shape, spatial)
     groups = cost_in_groups(shape, spatial) if pays else math.inf
     return Costs(formed, groups, gram)
-
-
-def per_example_weight_gradients(
-    a: torch.Tensor, g: torch.Tensor, shape: ConvShape
-) -> torch.Tensor:
-    """The gradients of ``form_gradients`` in the weight's own order.
-
-    Args:
-        a: inputs, shape (B, c, *spatial).
-        g: gradients of the loss by the output, shape (B, p, *out).
-        shape: of the convolution.
-
-    Returns:
-        Shape (B, *weight.shape).
-    """
-    return form_gradients(a, g, shape).gradients()
 
 
 def weighted_sum(

@@ -24,7 +24,7 @@ _CHANNELS_ALONE = 3  # multiplications that take as long as one of these kernels
 
 
 def runs_in_groups(g: torch.Tensor) -> bool:
-    """Whether torch has kernels of its own for this: oneDNN's, of float32 on a CPU."""
+    """True if torch has kernels of its own for this: oneDNN's, of float32 on a CPU."""
     here = g.device.type == "cpu" and g.dtype == torch.float32
     return bool(here and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
@@ -103,7 +103,7 @@ def _joint_forward(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.
 
 
 def channels_alone(shape: ConvShape, spatial: tuple[int, ...]) -> bool:
-    """Whether every channel has a kernel of its own and the output is small enough to be one.
+    """True if every channel has a kernel of its own and the output is small enough to be one.
 
     Args:
         shape: of the convolution.

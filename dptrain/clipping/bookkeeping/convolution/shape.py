@@ -13,7 +13,7 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class ConvShape:
-    """What is needed of a convolution to form gradients of its weight; tuples have D entries.
+    """The numbers of a convolution that gradients of its weight follow from, D in each tuple.
 
     Args:
         in_channels: c.

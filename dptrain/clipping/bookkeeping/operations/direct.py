@@ -1,4 +1,4 @@
-"""Operations that per-example gradients follow from without running them again."""
+"""Operations, most of which per-example gradients follow from without running them again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
+from dptrain.clipping.bookkeeping.cache import chunk_size
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
 from dptrain.clipping.bookkeeping.operations.operation import Operation, Unhandled
 from dptrain.clipping.bookkeeping.rules.layers import positions
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
+from dptrain.core import named_error
 
 Handler = Callable[[Operation], Any]
 
@@ -47,19 +49,19 @@ _OTHERS_LOOKED_AT = frozenset(
 SAME_ROWS = frozenset(
     _functions("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
 )
-"""What makes equal rows of one."""
+"""Operations that make equal rows of one."""
 
 COPIES = frozenset(_functions("contiguous", "clone", "to", "float", "double"))
-"""What has the same entries in the same places."""
+"""Operations whose result has the same entries in the same places."""
 
 
 def only_looked_at(func: Callable[..., Any]) -> bool:
-    """Whether no gradient goes through the operation, whatever its arguments are."""
+    """True if no gradient goes through the operation, whatever its arguments are."""
     return func in _LOOKED_AT
 
 
 def others_only_looked_at(func: Callable[..., Any]) -> bool:
-    """Whether none goes to any argument but the first."""
+    """True if none goes to any argument but the first."""
     return func in _OTHERS_LOOKED_AT
 
 
@@ -73,6 +75,11 @@ def broadcast(op: Operation) -> Any:
     shared = [op.leaves[k].dim() for k, factor in op.factors.items() if not factor]
     if any(t.dim() != dims for t in tensors) or max(shared, default=0) > dims:
         return NotImplemented
+    return _by_rows(op, dims)
+
+
+def _by_rows(op: Operation, dims: int) -> Any:
+    """Of tensors of so many dimensions, the tracked ones with a copy for every row."""
     try:
         copies = {k: op.session.each_row(op.leaves[k], op.factor, dims) for k in op.places}
     except Unhandled:
@@ -91,11 +98,7 @@ def assign(op: Operation) -> Any:
     if not plain or first not in (Ellipsis, slice(None)) or not op.by_row(target):
         return NotImplemented
     dims = target.detach()[index].dim()
-    try:
-        copies = {k: op.session.each_row(op.leaves[k], op.factor, dims) for k in op.places}
-    except Unhandled:
-        return NotImplemented
-    return op.run(copies)
+    return _by_rows(op, dims)
 
 
 def linear(op: Operation) -> Any:
@@ -328,3 +331,77 @@ DIRECT: dict[Callable[..., Any], Handler] = {
     **dict.fromkeys(_functions("conv1d", "conv2d", "conv3d"), convolution),
 }  # fmt: skip
 """How each function and method is handled; others are run again for each example."""
+
+
+def replayed(op: Operation) -> Any:
+    """The operation's result, its tracked tensors' gradients found by running it for each row.
+
+    Raises:
+        Unhandled: if the result is no tensor with a row for each example.
+    """
+    output = op.run()
+    if not isinstance(output, torch.Tensor) or not output.dim():
+        raise op.session.refusal(op.func, "returns something other than one tensor by rows")
+    if any(leaf is output for leaf in op.leaves):
+        raise op.session.refusal(op.func, "writes into its input")
+    rows, factor, by_rows = op.session.rows, op.factor, op.by_rows
+    constant = [
+        x
+        for k, x in enumerate(op.leaves)
+        if isinstance(x, torch.Tensor) and k not in by_rows and not x.is_inference()
+    ]
+    versions = [x._version for x in constant]
+
+    def uses(saved: tuple[Any, ...], gradient: torch.Tensor) -> dict[int, Use]:
+        if versions != [x._version for x in constant]:
+            raise op.session.refusal(op.func, "is given a tensor that is written into afterwards")
+        # In half precision so would be the gradients, which are added up.
+        values = [_like(op.leaves[k].detach(), gradient) for k in op.places]
+
+        def one(g: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            def run(*tracked: torch.Tensor) -> torch.Tensor:
+                found: torch.Tensor = op.run(
+                    {
+                        **dict(zip(by_rows, inputs, strict=True)),
+                        **dict(zip(op.places, tracked, strict=True)),
+                    }
+                )
+                return found
+
+            y, back = torch.func.vjp(run, *values)[:2]
+            if y.shape != g.shape:
+                raise op.session.refusal(op.func, "depends on the number of examples")
+            found: tuple[torch.Tensor, ...] = back(g)
+            return found
+
+        numbers = sum(v.numel() for v in values) + gradient[:factor].numel()
+        try:
+            found = _over_rows(one, [gradient, *saved], rows, factor, chunk_size(gradient, numbers))
+        except RuntimeError as error:
+            why = f"cannot be run for one example ({named_error(error)})"
+            raise op.session.refusal(op.func, why) from error
+        return {k: Materialized(g) for k, g in zip(op.places, found, strict=True)}
+
+    return op.session.observed(op, output, [op.leaves[k] for k in by_rows], uses)
+
+
+def _over_rows(
+    one: Callable[..., tuple[torch.Tensor, ...]],
+    tensors: list[torch.Tensor],
+    rows: int,
+    factor: int,
+    step: int,
+) -> list[torch.Tensor]:
+    """The results of ``one`` for every example's rows, stacked; a loop where vmap refuses."""
+    apart = [t.unflatten(0, (rows, factor)) for t in tensors]
+    try:
+        return list(torch.func.vmap(one, chunk_size=step)(*apart))
+    except RuntimeError as error:
+        if "randomness" in str(error):  # another run would draw other numbers
+            raise
+    found = [one(*each) for each in zip(*apart, strict=True)]
+    return [torch.stack(each) for each in zip(*found, strict=True)]
+
+
+def _like(value: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return value.to(gradient.dtype) if value.is_floating_point() else value

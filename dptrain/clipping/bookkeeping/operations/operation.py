@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from dptrain.clipping.bookkeeping.operations.roots import Root
-from dptrain.clipping.bookkeeping.operations.tracked import Session
+from dptrain.clipping.bookkeeping.shared.tracked import Root
 
 
 class Unhandled(RuntimeError):
@@ -29,7 +28,7 @@ class Operation:
     """An operation with its arguments taken apart.
 
     Attributes:
-        session: of the layer.
+        session: the ``LayerSession`` of a call of the layer.
         func: torch's function or method.
         leaves: all arguments, one after the other.
         places: of the tracked ones among them.
@@ -38,7 +37,7 @@ class Operation:
 
     def __init__(
         self,
-        session: Session,
+        session: Any,
         func: Callable[..., Any],
         leaves: list[Any],
         spec: TreeSpec,
@@ -50,12 +49,12 @@ class Operation:
 
     @property
     def roots(self) -> list[Root]:
-        """What all tracked arguments were made of."""
+        """The roots of all tracked arguments."""
         return list(dict.fromkeys(p for k in self.places for p in self.leaves[k].roots))
 
     @property
     def constants(self) -> list[torch.Tensor]:
-        """What all examples share without being made of parameters, each once.
+        """Tensors and numbers that all examples share and that are of no parameters, each once.
 
         Numbers, too: ``x.max().item()``, or the place of a row that the first example decides, may
         move gradients where it moves no output.
@@ -123,17 +122,17 @@ class Operation:
         return next((k for k in self.places if self.leaves[k] is value), None)
 
     def by_row(self, value: Any) -> bool:
-        """Whether it is a tensor with rows of the batch."""
+        """True if it is a tensor with rows of the batch."""
         return any(self.leaves[k] is value for k in self.by_rows)
 
     def repeats_one_row(self, value: torch.Tensor) -> bool:
-        """Whether all rows of the result are copies of the one that a tracked tensor has."""
+        """True if all rows of the result are copies of the one that a tracked tensor has."""
         (place,) = self.places[:1]
         source = self.leaves[place]
         return source.dim() < value.dim() or len(source) == 1
 
     def repeats_second(self, value: torch.Tensor) -> bool:
-        """Whether the second dimension of the result of what copies rows has copies of one."""
+        """True if the second dimension of the result of what copies rows has copies of one."""
         source = self.leaves[self.places[0]]
         if value.dim() < 2 or source.dim() > value.dim():
             return False
@@ -141,7 +140,7 @@ class Operation:
         return before < 0 or source.shape[before] == 1
 
     def tiles(self, value: torch.Tensor, factor: int) -> bool:
-        """Whether the result is a tracked tensor of so many rows, again and again."""
+        """True if the result is a tracked tensor of so many rows, again and again."""
         (place,) = self.places[:1]
         source = self.leaves[place]
         repeats = self.func in (torch.Tensor.repeat, torch.tile, torch.Tensor.tile)

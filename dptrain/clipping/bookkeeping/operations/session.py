@@ -1,4 +1,4 @@
-"""What becomes of operations that a layer's parameters take part in."""
+"""One call of a layer whose parameters are followed from operation to operation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from dptrain.clipping.bookkeeping.operations.direct import (
     looked_up,
     only_looked_at,
     others_only_looked_at,
+    replayed,
 )
 from dptrain.clipping.bookkeeping.operations.operation import Operation, Unhandled
-from dptrain.clipping.bookkeeping.operations.plan import NEITHER, RowPlan
-from dptrain.clipping.bookkeeping.operations.replay import replayed
-from dptrain.clipping.bookkeeping.operations.roots import Root
-from dptrain.clipping.bookkeeping.operations.tracked import Tracked, track
-from dptrain.clipping.bookkeeping.rules.rules import Observe
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.rules.rule import Observe
+from dptrain.clipping.bookkeeping.shared.row_plan import NEITHER, RowPlan
+from dptrain.clipping.bookkeeping.shared.tracked import Root, Tracked, track
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 
 Found = dict[nn.Parameter, Use]
 
@@ -33,33 +32,22 @@ class LayerSession:
     """One call of a layer with tracked parameters, and all that is done with what it returns.
 
     Args:
-        layer: the layer.
-        observe: its tap's.
+        observe: the layer's.
         plan: of the sizes that it meets.
         rows: that the model is fed.
-        name: of the layer in the module.
         users: which layers' parameters it uses past their own forward, for messages.
 
     Attributes:
         without_rows: whether no tensor at hand has rows of the batch.
+        written: what was written into tracked tensors, of roots and of constants: all that are
+            views of the same memory have it.
     """
 
     without_rows = False
 
-    def __init__(
-        self,
-        layer: nn.Module,
-        observe: Observe,
-        plan: RowPlan,
-        rows: int,
-        name: str = "",
-        users: str = "",
-    ) -> None:
-        self.name, self.users = name, users
-        self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
-        # Of what was written into tracked tensors: all that are views of the same memory have it.
-        self._written_roots: list[Root] = []
-        self._written_constants: list[torch.Tensor] = []
+    def __init__(self, observe: Observe, plan: RowPlan, rows: int, users: str = "") -> None:
+        self.observe, self.plan, self.rows, self.users = observe, plan, rows, users
+        self.written: tuple[list[Root], list[torch.Tensor]] = [], []
 
     def parameter(self, p: nn.Parameter) -> torch.Tensor:
         """A parameter of the layer as its forward is to see it."""
@@ -138,7 +126,8 @@ class LayerSession:
         if any(tracked is one for tracked in written for one in used):
             raise self.refusal(op.func, "writes into what the batch has met already")
         for tracked in written:
-            tracked.session.note_written(roots, constants)
+            for into, more in zip(tracked.session.written, (roots, constants), strict=True):
+                into += more
         found, spec = tree_flatten(result)
         for k, value in enumerate(found):
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
@@ -188,17 +177,8 @@ class LayerSession:
             return self.pulled(tracked, gradient.reshape(rows, *shape))
 
         copies = tracked.detach().reshape(1, *inner).expand(rows, *inner)
-        shared = [*tracked.constants, *tracked.session.written()[1]]
+        shared = [*tracked.constants, *tracked.session.written[1]]
         return self.observe(copies, (), uses, factor=factor, shared=shared)
-
-    def note_written(self, roots: Sequence[Root], constants: Sequence[torch.Tensor]) -> None:
-        """Take note of what was written into a tracked tensor."""
-        self._written_roots += roots
-        self._written_constants += constants
-
-    def written(self) -> tuple[list[Root], list[torch.Tensor]]:
-        """What was written into tracked tensors: of these roots, and these constants."""
-        return self._written_roots, self._written_constants
 
     def each_second(self, tracked: Tracked) -> torch.Tensor:
         """A tracked tensor whose second dimension is to have the rows, with a copy for each.
@@ -221,7 +201,7 @@ class LayerSession:
         if tracked.whole:
             (root,) = tracked.roots
             return {root.parameter: root.use(gradients)}
-        roots = list(dict.fromkeys([*tracked.roots, *tracked.session.written()[0]]))
+        roots = list(dict.fromkeys([*tracked.roots, *tracked.session.written[0]]))
         with torch._C.DisableTorchFunctionSubclass():
             pulled = torch.autograd.grad(
                 tracked,
@@ -264,7 +244,7 @@ class LayerSession:
                     _add(found, p, part)
             return found
 
-        written = [c for k in op.places for c in op.leaves[k].session.written()[1]]
+        written = [c for k in op.places for c in op.leaves[k].session.written[1]]
         factor, shared = op.factor, [*op.constants, *written]
         op.forget_rows()
         if len(output) != factor * self.rows:
@@ -275,12 +255,11 @@ class LayerSession:
         """Why an operation cannot be followed."""
         operation = getattr(func, "__name__", repr(func))
         found = Unhandled(
-            f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}"
-            f"{self.users}: its operation {operation!r} {what}, so that its per-example "
-            "gradients are not known; dptrain.register_layer() takes a rule for it, or freeze its "
-            "parameters with requires_grad_(False)"
+            f"{self.observe.called}{self.users}: its operation {operation!r} {what}, so that its "
+            "per-example gradients are not known; dptrain.register_layer() takes a rule for it, or "
+            "freeze its parameters with requires_grad_(False)"
         )
-        found.layer = self.layer
+        found.layer = self.observe.layer
         return found
 
 

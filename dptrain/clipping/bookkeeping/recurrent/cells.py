@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import override
@@ -19,16 +19,15 @@ from dptrain.clipping.base.linear_norms import Gram
 from dptrain.clipping.base.products import Squashed, add_product, product
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps, fit
+from dptrain.clipping.bookkeeping.uses.arranged import Stacked
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import CHUNK, Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import CHUNK, Materialized, Use
 
 _sigmoid_slope = torch.ops.aten.sigmoid_backward.grad_input  # d σ (1 - σ) of (d, σ)
 _tanh_slope = torch.ops.aten.tanh_backward.grad_input  # d (1 - y²) of (d, y)
 
 
-@dataclasses.dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """Of one direction of one layer, with torch's names and shapes.
 
     Attributes:
@@ -43,21 +42,10 @@ class Weights:
     bias_hh: torch.Tensor | None = None
     hr: torch.Tensor | None = None
 
-    COUNT: ClassVar[int] = 5
-
-    def all(self) -> tuple[torch.Tensor | None, ...]:
-        """In the order above."""
-        return self.ih, self.hh, self.bias_ih, self.bias_hh, self.hr
-
-    @classmethod
-    def of(cls, tensors: Iterable[Any]) -> Weights:
-        """Those of ``all``."""
-        return cls(*tensors)
-
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a recurrence went through.
+    """The states that a recurrence went through.
 
     Attributes:
         hidden: states, the initial ones too, as ``Steps.states`` has them.
@@ -72,7 +60,7 @@ class Trace:
     projected: torch.Tensor | None = None
 
     def all(self) -> tuple[torch.Tensor | None, ...]:
-        """What ``back`` looks at."""
+        """The tensors that ``back`` looks at."""
         return self.hidden, self.cell, *self.kept
 
     @classmethod
@@ -95,59 +83,48 @@ class Signals:
     cell: torch.Tensor | None = None
 
 
+States = tuple[torch.Tensor, torch.Tensor | None]
+"""Of a hidden state, and of an LSTM's cells."""
+
+
 class Cell(abc.ABC):
     """One kind of recurrence."""
 
-    @abc.abstractmethod
     def states(self, weights: Weights) -> tuple[int, ...]:
-        """How many numbers its hidden state has, and its cells."""
+        """Numbers of its hidden state, and of its cells where it has some."""
+        return (weights.hh.shape[1],)
 
     @abc.abstractmethod
     def numbers(self, weights: Weights) -> int:
         """How many ``Signals.gates`` has for every step."""
 
     @abc.abstractmethod
-    def run(
-        self,
-        x: torch.Tensor,
-        weights: Weights,
-        hidden: torch.Tensor,
-        cell: torch.Tensor | None,
-        steps: Steps,
-    ) -> Trace:
+    def run(self, x: torch.Tensor, weights: Weights, initial: States, steps: Steps) -> Trace:
         """All states.
 
         Args:
             x: flat.
             weights: of the recurrence.
-            hidden: the initial states, shape (rows, outputs).
-            cell: those of an LSTM's cells, shape (rows, hidden).
+            initial: the hidden states, shape (rows, outputs), and an LSTM's cells, (rows, hidden).
             steps: of the sequences.
         """
 
     @abc.abstractmethod
-    def back(
-        self,
-        gradient: torch.Tensor,
-        cell: torch.Tensor | None,
-        weights: Weights,
-        trace: Trace,
-        steps: Steps,
-    ) -> Signals:
+    def back(self, by: States, weights: Weights, trace: Trace, steps: Steps) -> Signals:
         """From the gradients by the states to those by what the gates add up.
 
         Args:
-            gradient: by the states after each step, as far as it does not come by way of later
-                steps; flat, and written over.
-            cell: by an LSTM's last cells, shape (rows, hidden), written over.
+            by: the states after each step, as far as it does not come by way of later steps, flat;
+                and an LSTM's last cells, shape (rows, hidden). Both are written over.
             weights: as in ``run``; biases are not looked at.
             trace: what that returned.
             steps: of the sequences.
         """
 
-    @abc.abstractmethod
     def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gradients by W_ih x + b_ih and by W_hh h + b_hh, cut into blocks, from the first on."""
+        side = [gates]
+        return side, side
 
     def by_inputs(self, gates: torch.Tensor, weights: Weights) -> torch.Tensor:
         """The gradient by x, flat."""
@@ -203,14 +180,8 @@ class LSTM(Cell):
         return len(weights.hh) + (0 if weights.hr is None else len(weights.hr))
 
     @override
-    def run(
-        self,
-        x: torch.Tensor,
-        weights: Weights,
-        hidden: torch.Tensor,
-        cell: torch.Tensor | None,
-        steps: Steps,
-    ) -> Trace:
+    def run(self, x: torch.Tensor, weights: Weights, initial: States, steps: Steps) -> Trace:
+        hidden, cell = initial
         assert cell is not None
         size = cell.shape[1]
         gates, add_up = _gates(x, weights, hidden, steps)
@@ -235,14 +206,8 @@ class LSTM(Cell):
         return Trace(all_hidden, all_cells, (gates, squashed), projected)
 
     @override
-    def back(
-        self,
-        gradient: torch.Tensor,
-        cell: torch.Tensor | None,
-        weights: Weights,
-        trace: Trace,
-        steps: Steps,
-    ) -> Signals:
+    def back(self, by: States, weights: Weights, trace: Trace, steps: Steps) -> Signals:
+        gradient, cell = by
         assert cell is not None
         assert trace.cell is not None
         gates, squashed = trace.kept
@@ -261,20 +226,15 @@ class LSTM(Cell):
             for span, following in spans:
                 d = gradient[span]
                 d = d if weights.hr is None else product(d, weights.hr.t())
-                own, by = cell[: len(d)], found[span].unflatten(1, (4, size))
+                own, here = cell[: len(d)], found[span].unflatten(1, (4, size))
                 own.addcmul_(d, into_cell[span])
-                by[:, :3].mul_(own[:, None])
-                by[:, 3].mul_(d)
+                here[:, :3].mul_(own[:, None])
+                here[:, 3].mul_(d)
                 own.mul_(gates[span, size : 2 * size])
                 _pass_on(product(found[span], weights.hh.t()), following, gradient, initial)
         if weights.hr is not None:
             found = torch.cat([found, gradient], dim=1)
         return Signals(found, initial, cell)
-
-    @override
-    def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        side = [gates]
-        return side, side
 
     @override
     def by_inputs(self, gates: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -299,22 +259,12 @@ class GRU(Cell):
     """
 
     @override
-    def states(self, weights: Weights) -> tuple[int, ...]:
-        return (weights.hh.shape[1],)
-
-    @override
     def numbers(self, weights: Weights) -> int:
         return 4 * weights.hh.shape[1]
 
     @override
-    def run(
-        self,
-        x: torch.Tensor,
-        weights: Weights,
-        hidden: torch.Tensor,
-        cell: torch.Tensor | None,
-        steps: Steps,
-    ) -> Trace:
+    def run(self, x: torch.Tensor, weights: Weights, initial: States, steps: Steps) -> Trace:
+        hidden, _ = initial
         size = hidden.shape[1]
         gates = product(x, weights.ih, weights.bias_ih)
         all_hidden, states = steps.states(hidden)
@@ -333,15 +283,8 @@ class GRU(Cell):
         return Trace(all_hidden, None, (gates, recurrent))
 
     @override
-    def back(
-        self,
-        gradient: torch.Tensor,
-        cell: torch.Tensor | None,
-        weights: Weights,
-        trace: Trace,
-        steps: Steps,
-    ) -> Signals:
-        gates, recurrent = trace.kept
+    def back(self, by: States, weights: Weights, trace: Trace, steps: Steps) -> Signals:
+        (gradient, _), (gates, recurrent) = by, trace.kept
         size = recurrent.shape[1]
         before = steps.before(trace.hidden)
         found = gates.new_empty(steps.total, 4 * size)
@@ -379,22 +322,12 @@ class RNN(Cell):
         self.relu = relu
 
     @override
-    def states(self, weights: Weights) -> tuple[int, ...]:
-        return (weights.hh.shape[1],)
-
-    @override
     def numbers(self, weights: Weights) -> int:
         return weights.hh.shape[1]
 
     @override
-    def run(
-        self,
-        x: torch.Tensor,
-        weights: Weights,
-        hidden: torch.Tensor,
-        cell: torch.Tensor | None,
-        steps: Steps,
-    ) -> Trace:
+    def run(self, x: torch.Tensor, weights: Weights, initial: States, steps: Steps) -> Trace:
+        hidden, _ = initial
         gates = product(x, weights.ih, _both(weights))
         all_hidden, states = steps.states(hidden)
         squash = _relu if self.relu else torch.tanh
@@ -404,15 +337,8 @@ class RNN(Cell):
         return Trace(all_hidden, None, ())
 
     @override
-    def back(
-        self,
-        gradient: torch.Tensor,
-        cell: torch.Tensor | None,
-        weights: Weights,
-        trace: Trace,
-        steps: Steps,
-    ) -> Signals:
-        states = steps.after(trace.hidden)
+    def back(self, by: States, weights: Weights, trace: Trace, steps: Steps) -> Signals:
+        (gradient, _), states = by, steps.after(trace.hidden)
         initial = torch.zeros_like(trace.hidden[: steps.rows])
         for _, spans in steps.backwards(0):
             for span, following in spans:
@@ -423,11 +349,6 @@ class RNN(Cell):
                     _tanh_slope(d, states[span], grad_input=d)
                 _pass_on(product(d, weights.hh.t()), following, gradient, initial)
         return Signals(gradient, initial)
-
-    @override
-    def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        side = [gates]
-        return side, side
 
 
 def _gates(
@@ -477,10 +398,7 @@ def _both(weights: Weights) -> torch.Tensor | None:
 
 
 def _pass_on(
-    passed: torch.Tensor,
-    following: slice | None,
-    gradient: torch.Tensor,
-    initial: torch.Tensor,
+    passed: torch.Tensor, following: slice | None, gradient: torch.Tensor, initial: torch.Tensor
 ) -> None:
     """Give a gradient to the states that a step started from: later states, or initial ones."""
     rows = 0

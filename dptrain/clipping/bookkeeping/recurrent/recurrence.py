@@ -12,6 +12,8 @@ from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.recurrent.cells import Cell, Trace, Weights
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps
 
+_WEIGHTS = len(Weights._fields)
+
 
 def recurrence(
     cell: Cell,
@@ -42,14 +44,14 @@ def recurrence(
         Shape (numbers of steps, outputs); (rows, outputs); and (rows, hidden) of an LSTM's cells.
     """
     dtype = torch.promote_types(summing_dtype(x), summing_dtype(weights.ih))
-    weights = Weights.of(None if w is None else w.to(dtype) for w in weights.all())
+    weights = Weights._make(None if w is None else w.to(dtype) for w in weights)
     with torch.no_grad(), without_autocast(x.device.type):
         flat = x.detach().to(dtype)
         if not initial:
             initial = [flat.new_zeros(steps.rows, width) for width in cell.states(weights)]
         initial = [state.to(dtype) for state in initial]
         first = [state.detach() for state in initial]
-        trace = cell.run(flat, weights, first[0], first[1] if first[1:] else None, steps)
+        trace = cell.run(flat, weights, (first[0], first[1] if first[1:] else None), steps)
         before = [flat, steps.before(trace.hidden), trace.projected]
         inputs = [steps.by_rows(t) for t in before if t is not None]
     numbers = cell.numbers(weights)
@@ -57,7 +59,7 @@ def recurrence(
     signal = observe(zeros, inputs)
     hidden, cells = initial[0], initial[1] if initial[1:] else None
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = _Recurrence.apply(
-        signal, x, hidden, cells, cell, steps, *weights.all(), *trace.all()
+        signal, x, hidden, cells, cell, steps, *weights, *trace.all()
     )
     return found
 
@@ -79,7 +81,7 @@ class _Recurrence(torch.autograd.Function):
         ctx.cell, ctx.steps = cell, steps
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        trace = Trace.of(tensors[Weights.COUNT :])
+        trace = Trace.of(tensors[_WEIGHTS:])
         states = steps.after(trace.hidden)
         last = None if trace.cell is None else steps.last(steps.after(trace.cell)).detach()
         return states.detach(), steps.last(states).detach(), last
@@ -93,7 +95,7 @@ class _Recurrence(torch.autograd.Function):
                 "difference of two forward passes"
             )
         saved = ctx.saved_tensors
-        weights, trace = Weights.of(saved[: Weights.COUNT]), Trace.of(saved[Weights.COUNT :])
+        weights, trace = Weights(*saved[:_WEIGHTS]), Trace.of(saved[_WEIGHTS:])
         steps: Steps = ctx.steps
         with without_autocast(trace.hidden.device.type):
             if by_states is None:
@@ -108,7 +110,7 @@ class _Recurrence(torch.autograd.Function):
                 cells = torch.zeros_like(trace.cell[: steps.rows])
             else:
                 cells = by_cells.clone(memory_format=torch.contiguous_format)
-            found = ctx.cell.back(gradient, cells, weights, trace, steps)
+            found = ctx.cell.back((gradient, cells), weights, trace, steps)
             x = ctx.cell.by_inputs(found.gates, weights) if ctx.needs_input_grad[1] else None
         others = [None] * (2 + len(saved))
         return steps.by_rows(found.gates), x, found.hidden, found.cell, *others

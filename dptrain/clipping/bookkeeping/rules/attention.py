@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,16 +12,17 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import UnclearRows
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
+from dptrain.clipping.bookkeeping.rules.rule import Forward, Inputs, LayerRule, Observe
+from dptrain.clipping.bookkeeping.rules.sequence_first import check_square
+from dptrain.clipping.bookkeeping.uses.arranged import Stacked
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 
 IN_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 class AttentionRule(LayerRule):
-    """What ``nn.MultiheadAttention.forward`` computes, with every projection observed.
+    """``nn.MultiheadAttention.forward``, with every projection observed.
 
     With ``batch_first=False`` rows are the *second* dimension of what the layer is given. That is
     right between two transpositions, in a model whose other layers have the rows first.
@@ -30,16 +30,11 @@ class AttentionRule(LayerRule):
 
     recurses = True
 
-    def __init__(self) -> None:
-        self._rows_second: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
     def keeps_inputs(self, layer: nn.Module) -> bool:
         """Biases need none."""
         return any(p.requires_grad for n, p in layer.named_parameters() if n.endswith("weight"))
 
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
+    def uses(self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
         """Of the output projection: inputs and gradient of shape (rows, positions, width)."""
         found: dict[str, Use] = {}
         if inputs:
@@ -48,13 +43,7 @@ class AttentionRule(LayerRule):
         return found
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         assert isinstance(layer, nn.MultiheadAttention)
         return self._attend(layer, observe, *inputs)
 
@@ -73,7 +62,7 @@ class AttentionRule(LayerRule):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_shapes(layer, query, key, value)
         if not layer.batch_first:
-            self._check_square(layer, tuple(query.shape), observe.rows())
+            check_square(layer, "a query", tuple(query.shape), observe.rows(), "positions")
         if is_causal and attn_mask is None:
             raise ValueError("is_causal=True is a hint about attn_mask, which is None: give both")
         packed = query is key and key is value and layer.in_proj_weight is not None
@@ -106,21 +95,6 @@ class AttentionRule(LayerRule):
         out = F.linear(h, layer.out_proj.weight, layer.out_proj.bias)
         out = observe(out, (h,), self.uses)
         return (out if layer.batch_first else out.transpose(0, 1)), weights
-
-    def _check_square(self, layer: nn.Module, shape: tuple[int, ...], rows: int | None) -> None:
-        """Of a square nobody can say which side the examples are; if the first, they are mixed.
-
-        What the layer was used for before tells, as a probe of other numbers of examples does.
-        """
-        if shape[0] != shape[1]:
-            if shape[1] == rows:
-                self._rows_second.add(layer)
-        elif shape[0] > 1 and layer not in self._rows_second:
-            raise UnclearRows(
-                f"nn.MultiheadAttention(batch_first=False) is given a query of shape {shape}: "
-                "whether the first dimension is positions, as it should be, or examples cannot be "
-                "told; use batch_first=True, with the rows in the first dimension"
-            )
 
 
 def _check_shapes(
@@ -190,7 +164,7 @@ def _mask(
     key_padding_mask: torch.Tensor | None,
     attn_mask: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """What is added to the scores: broadcasts to (rows, heads, queries, keys and what is appended).
+    """The sum added to the scores; broadcasts to (rows, heads, queries, keys and the appended).
 
     Raises:
         RuntimeError: for a mask of another shape, that broadcasting would put up with.

@@ -12,18 +12,18 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import UnclearRows
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
+from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, LayerRule, Observe
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.routed import Routed
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping.uses.use import Use
 
 _SWITCHES = ("has_gate", "has_bias", "is_transposed", "num_experts", "down_proj", "_apply_gate")
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 _IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")  # all compute the same
 
 
-class ExpertsRule(LayerRule):
-    """What each token's experts make of it, with both their projections observed.
+class ExpertsRule(CallRule):
+    """The experts of each token, with both their projections observed.
 
     Layers are given the tokens of the batch, one example's after the other's, with the experts and
     weights that a router has found for each token by itself. That the tokens are in this order, and
@@ -31,13 +31,7 @@ class ExpertsRule(LayerRule):
     """
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> Any:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         hidden, experts, weights = inputs
         rows = observe.rows() or len(hidden)
         factor, rest = divmod(len(hidden), rows)
@@ -74,12 +68,6 @@ class ExpertsRule(LayerRule):
             return found
 
         return uses
-
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        """Each projection has uses of its own."""
-        raise NotImplementedError
 
 
 def experts_rule(layer: nn.Module) -> LayerRule | None:

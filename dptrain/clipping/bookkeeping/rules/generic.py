@@ -18,19 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF, summing_dtype
-from dptrain.clipping.base.untapped import untapped
+from dptrain.clipping.base.stand_in import untapped
 from dptrain.clipping.bookkeeping.copies import Copies
-from dptrain.clipping.bookkeeping.rules.rules import (
-    Exchanged,
-    LayerRule,
+from dptrain.clipping.bookkeeping.replay_costs import Replays
+from dptrain.clipping.bookkeeping.rules.exchanged import Exchanged, not_called, uncached
+from dptrain.clipping.bookkeeping.rules.rule import (
+    CallRule,
+    Forward,
+    Inputs,
     Observe,
-    not_called,
+    one_row_each,
     owned,
-    past_their_own,
-    uncached,
 )
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 from dptrain.clipping.probe import attributes, eagerly, untouched
 from dptrain.core import global_state, named_error, restore_global_state, same_global_state
 
@@ -48,51 +49,33 @@ _TOLERANCE_RANDOM = 1e-4  # to believe that vmap drew the very numbers of the fo
 _REMEDY = "dptrain.register_layer() takes a rule for it, or freeze it with requires_grad_(False)"
 
 
-@dataclasses.dataclass
-class _Call:
-    """What one call of a layer was made with, but for the tensors.
+class UnknownRule(CallRule):
+    """A rule of one layer that has none, for whatever it does.
 
-    Attributes:
-        forward: the layer's own.
-        rebuild: positional and keyword arguments, from the tensors in them.
-        outputs: from what the layer returned to the tensors that are observed.
-        by_rows: which of the tensors have a row for each example.
-        state: of all random generators before the call, if it moved one of them.
-        autocast: device type, dtype and whether it was on.
-        marks: of each output that is observed, what a replay is held against.
-        writes: whether the call writes into its arguments.
+    Args:
+        name: of the layer in the user's module.
+        others: as of ``LayerRule``.
     """
 
-    forward: Callable[..., Any]
-    rebuild: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
-    outputs: Callable[[Any], list[torch.Tensor]]
-    by_rows: list[bool]
-    state: dict[str, Any] | None
-    autocast: tuple[str, torch.dtype, bool]
-    marks: list[torch.Tensor]
-    writes: bool
+    def __init__(self, name: str = "", others: Mapping[str, nn.Module] | None = None) -> None:
+        self.name = name
+        self.others: dict[str, nn.Module] = dict(others or {})
 
-    @property
-    def random(self) -> bool:
-        """Whether the call drew random numbers."""
-        return self.state is not None
+    @override
+    def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        yield from not_called("", layer)  # the layer, and what holds parameters for it
+        yield from self.others.items()
 
-
-@dataclasses.dataclass
-class _Plan:
-    """How calls on tensors of certain shapes are replayed.
-
-    Attributes:
-        rows: at a time.
-        way: ``"vmap"``, ``"loop"``, or ``"whole"``: the whole batch is run again as it was, and
-            each row's gradients are found by a backward pass.
-    """
-
-    rows: int
-    way: str
+    def past_their_own(self) -> str:
+        """That the layer uses the parameters of others within it, where there are some."""
+        if not self.others:
+            return ""
+        some = " and ".join(repr(name) for name in list(self.others)[:3])
+        more = f" and of {len(self.others) - 3} more layers" if len(self.others) > 3 else ""
+        return f" that uses parameters of {some}{more} within it past their own forward"
 
 
-class GenericRule(LayerRule):
+class GenericRule(UnknownRule):
     """Any layer: its forward is run again on each example (docs/theory/clipping.md#thm-replay).
 
     In the backward pass the vector-Jacobian product of the layer with the gradients of its outputs
@@ -111,34 +94,20 @@ class GenericRule(LayerRule):
     random numbers were drawn for the batch as a whole, the batch as a whole is run again, and one
     backward pass is made for each row.
 
-    Args:
-        name: of the layer in the user's module.
-        others: layers within, by their names, whose parameters it uses past their own forward;
-            all that is made of these within it is then this rule's to find.
+    All that is made of the ``others`` within it is then this rule's to find.
 
     Attributes:
-        name, others: as given.
-        kind: the layer's type, for people.
-        seconds: that replays have taken, without finding out how to replay.
-        before: what ``seconds`` was before the last call's replay.
-        timed: whether devices are waited for, so that this is so on them too.
+        costs: of its replays.
     """
 
+    as_made = True
+
     def __init__(self, name: str = "", others: Mapping[str, nn.Module] | None = None) -> None:
-        self.name = name
-        self.kind = ""
-        self.seconds = self.before = 0.0
-        self.timed = True
-        self.others: dict[str, nn.Module] = dict(others or {})
+        super().__init__(name, others)
+        self.costs = Replays(name)
         self._plans: dict[Any, _Plan] = {}
         self._writes: bool | None = None
         self._signs: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
-
-    @override
-    def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """The layer, and what holds parameters for it without being called by itself."""
-        yield from not_called("", layer)
-        yield from self.others.items()
 
     @override
     def refusal(self, layer: nn.Module) -> str | None:
@@ -149,25 +118,30 @@ class GenericRule(LayerRule):
 
     # -- the forward pass --------------------------------------------------------------------------
 
-    def call(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        observe: Observe,
+    @override
+    def run(self, observe: Observe, forward: Forward, args: Inputs, kwargs: dict[str, Any]) -> Any:
+        with observe.detached(), observe.alone():
+            return self._call(observe, forward, one_row_each(args), kwargs)
+
+    def _call(
+        self, observe: Observe, forward: Forward, args: Inputs, kwargs: dict[str, Any]
     ) -> Any:
         """The layer's output, every tensor in it observed.
 
         Raises:
             RuntimeError: for arguments that cannot be cut into rows.
         """
-        self.kind = type(layer).__name__
+        layer = observe.layer
+        self.costs.kind = type(layer).__name__
         inputs = _tensors_of((args, kwargs), self._refuse_opaque)
         versions = [x._version for x in inputs]
         kept = [x.detach() if self._writes is False else x.detach().clone() for x in inputs]
         state = global_state()
-        found = self._outputs_alone(layer, forward, args, kwargs)
+        alone = args, kwargs
+        if self._writes is not False:
+            alone = _mapped(alone, torch.Tensor, torch.clone)
+        with untouched(layer):  # a call that leaves nothing but what it returns
+            found = _tensors_of(forward(*alone[0], **alone[1]), objects=_DEPTH)
         random = not same_global_state(state, global_state())
         if random:
             restore_global_state(state)
@@ -194,6 +168,8 @@ class GenericRule(LayerRule):
         places = [k for k in places if found[k].dim() and len(found[k]) == rows]
         if places:
             call = _Call(
+                rule=self,
+                layer=layer,
                 forward=forward,
                 rebuild=functools.partial(_rebuilt, _structure((args, kwargs))),
                 outputs=functools.partial(_chosen, places=places),
@@ -209,49 +185,31 @@ class GenericRule(LayerRule):
         given = iter(left)
         return _mapped(returned, torch.Tensor, lambda _: next(given), objects=_DEPTH)
 
-    def _outputs_alone(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> list[torch.Tensor]:
-        """The tensors of the output of a call that leaves nothing but these."""
-        if self._writes is not False:
-            args, kwargs = _mapped((args, kwargs), torch.Tensor, torch.clone)
-        with untouched(layer):
-            return _tensors_of(forward(*args, **kwargs), objects=_DEPTH)
-
     def _observed(
-        self,
-        call: _Call,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        observe: Observe,
+        self, call: _Call, outputs: list[torch.Tensor], inputs: list[torch.Tensor], observe: Observe
     ) -> list[torch.Tensor]:
         """The outputs with their gradients read, all of one call together."""
         shapes = [y.shape[1:] for y in outputs]
         types = [y.dtype for y in outputs]
+        sizes = [shape.numel() for shape in shapes]
 
-        def uses(
-            layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-        ) -> Mapping[str, Use]:
+        def uses(_: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
             parts = [gradient]
             if len(shapes) > 1:
-                sizes = [shape.numel() for shape in shapes]
                 parts = [
                     part.unflatten(1, shape) if len(shape) else part[:, 0]
                     for part, shape in zip(gradient.split(sizes, dim=1), shapes, strict=True)
                 ]
             given = [part.to(kind) for part, kind in zip(parts, types, strict=True)]
-            return self._replayed(layer, call, list(inputs), given)
+            found = self._replayed(dataclasses.replace(call, inputs=list(inputs), gradients=given))
+            observe.book.replays(self.costs)
+            return found
 
         if len(outputs) == 1:
             return [observe(outputs[0], inputs, uses)]
         wide = functools.reduce(torch.promote_types, types)
         joint = torch.cat([y.reshape(len(y), -1).to(wide) for y in outputs], dim=1)
-        joint = observe(joint, inputs, uses)
-        split = joint.split([shape.numel() for shape in shapes], dim=1)
+        split = observe(joint, inputs, uses).split(sizes, dim=1)
         return [
             y.reshape(-1, *shape).to(t) for y, shape, t in zip(split, shapes, types, strict=True)
         ]
@@ -295,30 +253,16 @@ class GenericRule(LayerRule):
         return torch.stack([y @ self._signs[key], y.norm(dim=1)], dim=1)
 
     def _called(self, layer: nn.Module) -> str:
-        uses = past_their_own(self.others)
+        uses = self.past_their_own()
         return f"layer {self.name!r}, a {type(layer).__name__} without a rule{uses},"
 
     # -- the backward pass -------------------------------------------------------------------------
 
-    @override
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        """Every call has uses of its own."""
-        raise NotImplementedError
-
-    def _replayed(
-        self,
-        layer: nn.Module,
-        call: _Call,
-        inputs: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-    ) -> Mapping[str, Use]:
+    def _replayed(self, run: _Call) -> Mapping[str, Use]:
         """The uses of a call, by the parameters' names."""
-        run = _Rerun(self, layer, call, inputs, gradients)
-        self.before = self.seconds
+        self.costs.before = self.costs.seconds
         shapes = {name: p.shape for name, p in run.parameters.items()}
-        rows = len(gradients[0])
+        rows = run.rows
         plan = self._plan(run) if rows else _Plan(1, "loop")
         parts = functools.partial(self._timed, run, plan)
         found: dict[str, Use]
@@ -336,18 +280,18 @@ class GenericRule(LayerRule):
             found = {name: Materialized(g, own=True) for name, g in whole.items()}
         return found
 
-    def _timed(self, run: _Rerun, plan: _Plan, first: int, last: int) -> Parts:
-        """The parts of a run, adding to ``seconds``."""
+    def _timed(self, run: _Call, plan: _Plan, first: int, last: int) -> Parts:
+        """The parts of a run, adding to the costs."""
         start = self._now(run.gradients[0])
         yield from run.parts(plan, first, last)
-        self.seconds += self._now(run.gradients[0]) - start
+        self.costs.seconds += self._now(run.gradients[0]) - start
 
-    def _plan(self, run: _Rerun) -> _Plan:
+    def _plan(self, run: _Call) -> _Plan:
         key = (
             *[(x.shape[by:], x.dtype) for x, by in run.pairs()],
-            run.rows if run.call.random else 0,  # which numbers are whose
-            run.call.random,
-            run.call.autocast,
+            run.rows if run.random else 0,  # which numbers are whose
+            run.random,
+            run.autocast,
             run.layer.training,
         )
         if key not in self._plans:
@@ -356,34 +300,70 @@ class GenericRule(LayerRule):
 
     def _now(self, tensor: torch.Tensor) -> float:
         """The time, when all that was asked of the device is done, as long as times are wanted."""
-        if self.timed and tensor.is_cuda:
+        if self.costs.timed and tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
         return time.perf_counter()
 
 
-class _Rerun:
-    """The replay of one call.
+@dataclasses.dataclass
+class _Plan:
+    """How calls on tensors of certain shapes are replayed.
 
-    Args:
-        rule: of the layer.
-        layer: the layer.
-        call: what it was called with.
-        inputs: the tensors among that.
+    Attributes:
+        rows: at a time.
+        way: ``"vmap"``, ``"loop"``, or ``"whole"``: the whole batch is run again as it was, and
+            each row's gradients are found by a backward pass.
+    """
+
+    rows: int
+    way: str
+
+
+@dataclasses.dataclass
+class _Call:
+    """One call of a layer, to be run again in the backward pass.
+
+    Attributes:
+        rule, layer: the layer's.
+        forward: its own.
+        rebuild: positional and keyword arguments, from the tensors in them.
+        outputs: from what the layer returned to the tensors that are observed.
+        by_rows: which of the tensors have a row for each example.
+        state: of all random generators before the call, if it moved one of them.
+        autocast: device type, dtype and whether it was on.
+        marks: of each output that is observed, what a replay is held against.
+        writes: whether the call writes into its arguments.
+        inputs: the tensors among the arguments.
         gradients: of the outputs that were observed.
     """
 
-    def __init__(
-        self,
-        rule: GenericRule,
-        layer: nn.Module,
-        call: _Call,
-        inputs: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-    ) -> None:
-        self.rule, self.layer, self.call = rule, layer, call
-        self.inputs, self.gradients = inputs, gradients
-        self.rows = len(gradients[0])
-        self.parameters = {n: p.detach() for n, p in owned(layer, rule).items()}
+    rule: GenericRule
+    layer: nn.Module
+    forward: Forward
+    rebuild: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    outputs: Callable[[Any], list[torch.Tensor]]
+    by_rows: list[bool]
+    state: dict[str, Any] | None
+    autocast: tuple[str, torch.dtype, bool]
+    marks: list[torch.Tensor]
+    writes: bool
+    inputs: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Of the batch."""
+        return len(self.gradients[0])
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The layer's trainable ones, by their names there."""
+        return {n: p.detach() for n, p in owned(self.layer, self.rule).items()}
+
+    @property
+    def random(self) -> bool:
+        """True if the call drew random numbers."""
+        return self.state is not None
 
     def keep(self) -> None:
         """Hold copies of what others may write into, see ``Use.keep``."""
@@ -393,7 +373,7 @@ class _Rerun:
 
     def plan(self) -> _Plan:
         """How many rows fit at once, and which way to try first."""
-        if self.call.random:
+        if self.random:
             return _Plan(self.rows, "vmap")
         counted = _Memory()
         try:
@@ -446,14 +426,14 @@ class _Rerun:
                     [g[start:stop] for g in self.gradients],
                     [x[start:stop].clone() for x, by in self.pairs() if by],
                 )
-            if not self.call.random or self._off(outputs, start, stop) <= _TOLERANCE_RANDOM:
+            if not self.random or self._off(outputs, start, stop) <= _TOLERANCE_RANDOM:
                 self._check([y[:, 0] for y in outputs], start, stop)
                 return {n: g.to(summing_dtype(g)) for n, g in found.items()}
         except _Differs:
             raise
         except Exception:
             pass
-        plan.way = "whole" if self.call.random else other
+        plan.way = "whole" if self.random else other
         return None
 
     def _by_loop(self, start: int, stop: int) -> Mapping[str, torch.Tensor]:
@@ -477,7 +457,7 @@ class _Rerun:
         rows: list[dict[str, torch.Tensor]] = []
         try:
             with self._again(), torch.enable_grad():
-                y = self._outputs(parameters, self._all())
+                y = self._outputs(parameters, list(map(self._fresh, self.inputs)))
                 rows += [_gradients(y, parameters, self._only(i)) for i in range(start, stop)]
             for k, found in enumerate(rows):
                 if not all(bool(g.isfinite().all()) for g in found.values()):
@@ -513,17 +493,14 @@ class _Rerun:
 
     def pairs(self) -> Iterator[tuple[torch.Tensor, bool]]:
         """The tensors of the call, and whether they have a row for each example."""
-        return zip(self.inputs, self.call.by_rows, strict=True)
+        return zip(self.inputs, self.by_rows, strict=True)
 
     def _row(self, i: int) -> list[torch.Tensor]:
         """The inputs of example i alone, in a batch of one."""
         return [self._fresh(x[i : i + 1] if by else x) for x, by in self.pairs()]
 
-    def _all(self) -> list[torch.Tensor]:
-        return [self._fresh(x) for x in self.inputs]
-
     def _fresh(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone() if self.call.writes else x
+        return x.clone() if self.writes else x
 
     def _with(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs of one example within vmap."""
@@ -536,18 +513,18 @@ class _Rerun:
     def _outputs(
         self, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        args, kwargs = self.call.rebuild(inputs)
+        args, kwargs = self.rebuild(inputs)
         with Exchanged(self.layer.named_modules(), lambda n, p: parameters.get(n, p.detach())):
-            return self.call.outputs(self.call.forward(*args, **kwargs))
+            return self.outputs(self.forward(*args, **kwargs))
 
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
         """All as in the forward pass: random generators, autocast; and as now after it."""
-        device, dtype, on = self.call.autocast
-        state = None if self.call.state is None else global_state()
+        device, dtype, on = self.autocast
+        state = None if self.state is None else global_state()
         try:
-            if self.call.state is not None:
-                restore_global_state(self.call.state)
+            if self.state is not None:
+                restore_global_state(self.state)
             with (
                 uncached(),
                 untapped(),
@@ -565,7 +542,7 @@ class _Rerun:
     def _off(self, outputs: Sequence[torch.Tensor], start: int, stop: int) -> float:
         """How far outputs are from the forward pass's, relative to their length; the worst row."""
         worst = 0.0
-        for y, mark in zip(outputs, self.call.marks, strict=True):
+        for y, mark in zip(outputs, self.marks, strict=True):
             here = mark[start:stop]
             again = self.rule._mark(y.detach().reshape(stop - start, -1))
             length = torch.maximum(here[:, 1], again[:, 1])
@@ -586,7 +563,7 @@ class _Rerun:
                     f"for {stop - start} rows and {tuple(g.shape)} for {self.rows}: give "
                     f"every output a row per example in its first dimension; {_REMEDY}"
                 )
-        half = self.call.autocast[2] or any(g.dtype in HALF for g in self.gradients)
+        half = self.autocast[2] or any(g.dtype in HALF for g in self.gradients)
         limit = _TOLERANCE_HALF if half else _TOLERANCE[summing_dtype(self.gradients[0])]
         if self._off(outputs, start, stop) > limit:
             raise _Differs(
@@ -718,7 +695,7 @@ def _chosen(returned: Any, places: Sequence[int]) -> list[torch.Tensor]:
 
 
 def _holds_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether an object has tensors in its attributes."""
+    """True if an object has tensors in its attributes."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Whether a rule that was written for one class of layers holds for another, or for one layer."""
+"""Layers that a rule which was written for one class of layers does not hold for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _READING = ("__getattr__", "__getattribute__")  # what reading an attribute call
 
 
 def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
-    """What makes a layer compute something else than its parent class does, or ``None``.
+    """The reason that a layer computes something else than its parent class, or ``None``.
 
     The parent's ``forward`` computes the same in a subclass if nothing that it looks at, directly
     or through methods that it calls, is another there: no method, no property in the place of a
@@ -54,7 +54,7 @@ def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
 
 
 def _is_own_method(layer: nn.Module, name: str, value: object) -> bool:
-    """Whether it is what the class has, bound to the layer, or a tap of it."""
+    """True if it is what the class has, bound to the layer, or a tap of it."""
     theirs = inspect.getattr_static(type(layer), name, None)
     value = getattr(value, "_forward", value)
     return (

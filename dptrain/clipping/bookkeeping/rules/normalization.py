@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF
 from dptrain.clipping.bookkeeping.cache import cached
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, WeightRule
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, Observe, WeightRule
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 
 # Numbers of an example from which on a kernel call for each costs less than passes over all.
 _LONG = 2**16
@@ -24,24 +24,26 @@ class RMSNormRule(WeightRule):
     """w belongs to the last dimensions; x̂ is computed again, a few examples at a time."""
 
     @override
-    def alike(self, layer: nn.Module, dims: int) -> int:
-        return dims - len(layer.normalized_shape)  # type: ignore[arg-type]
-
-    @override
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
+    def uses(self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
         bias = getattr(layer, "bias", None)
         weights, biases = [], []
         for start, stop in cached(gradient, _TOUCHED * gradient[:1].numel()):
             part = gradient[start:stop]
             if bias is not None and bias.requires_grad:
-                biases.append(over_positions(layer, part))
+                biases.append(self.summed(layer, part))
             if inputs:
                 scaled = self.normalized(layer, *(value[start:stop] for value in inputs))
-                weights.append(over_positions(layer, scaled.mul_(part)))
+                weights.append(self.summed(layer, scaled.mul_(part)))
         found = {"weight": weights, "bias": biases}
         return {name: Materialized(torch.cat(parts)) for name, parts in found.items() if parts}
+
+    @override
+    def alike(self, layer: nn.Module, dims: int) -> int:
+        return dims - len(layer.normalized_shape)  # type: ignore[arg-type]
+
+    def summed(self, layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        """Sums over all but the rows and the dimensions of w."""
+        return over_positions(layer, values)
 
     def normalized(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """x̂, in memory of its own."""
@@ -55,13 +57,7 @@ class LayerNormRule(RMSNormRule):
     """
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> Any:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         assert isinstance(layer, nn.LayerNorm)
         (x,) = inputs
         shape = list(layer.normalized_shape)
@@ -74,7 +70,7 @@ class LayerNormRule(RMSNormRule):
         return observe(kept[0], (x, *kept[1:]), uses)
 
     def _row_by_row(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+        self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor
     ) -> Mapping[str, Use]:
         """The uses, by a kernel call for each example."""
         if not inputs:  # only the bias is trained
@@ -101,7 +97,7 @@ class LayerNormRule(RMSNormRule):
         return (x - mean).mul_(inverse)
 
 
-class FrozenNormRule(WeightRule):
+class FrozenNormRule(RMSNormRule):
     """Batch norms, and instance norms that track statistics, in eval mode.
 
     With fixed statistics x̂ = (x - mean)/√(var + ε) is a map of each entry by itself, and w belongs
@@ -109,36 +105,27 @@ class FrozenNormRule(WeightRule):
     """
 
     @override
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        shape = (1, -1, *[1] * (gradient.dim() - 2))
+    def alike(self, layer: nn.Module, dims: int) -> int:
+        return 1
+
+    @override
+    def normalized(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
         mean, variance = (
-            layer.get_buffer(name).to(gradient.dtype).view(shape)
+            layer.get_buffer(name).to(x.dtype).view(shape)
             for name in ("running_mean", "running_var")
         )
-        inverse = (variance + layer.eps).rsqrt()  # type: ignore[operator]
-        weights, biases = [], []
-        for start, stop in cached(gradient, _TOUCHED * gradient[:1].numel()):
-            part = gradient[start:stop]
-            if layer.bias is not None and layer.bias.requires_grad:
-                biases.append(_over_places(part))
-            if inputs:
-                scaled = (inputs[0][start:stop] - mean).mul_(inverse)
-                weights.append(_over_places(scaled.mul_(part)))
-        found = {"weight": weights, "bias": biases}
-        return {name: Materialized(torch.cat(parts)) for name, parts in found.items() if parts}
+        return (x - mean).mul_((variance + layer.eps).rsqrt())  # type: ignore[operator]
 
-
-def _over_places(values: torch.Tensor) -> torch.Tensor:
-    """Sums over all but the rows and dimension 1."""
-    return values.flatten(2).sum(2) if values.dim() > 2 else values
+    @override
+    def summed(self, layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 
 _FROZEN = FrozenNormRule()
 
 
-class ChannelNormRule(LayerRule):
+class ChannelNormRule(CallRule):
     """Group and instance norms, whose w belongs to dimension 1.
 
     All examples' channels are made channels of one example, each with weights of its own. torch's
@@ -152,13 +139,7 @@ class ChannelNormRule(LayerRule):
         return None
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> Any:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         if getattr(layer, "track_running_stats", False):
             return _FROZEN.forward(layer, forward, inputs, observe)
         (x,) = inputs
@@ -171,12 +152,6 @@ class ChannelNormRule(LayerRule):
         )
         y = torch.group_norm(channels, len(x) * groups, weight, bias, layer.eps)  # type: ignore[arg-type, operator]
         return y.view_as(x)
-
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        """Nothing is observed but the parameters."""
-        raise NotImplementedError
 
 
 def over_positions(layer: nn.Module, values: torch.Tensor) -> torch.Tensor:

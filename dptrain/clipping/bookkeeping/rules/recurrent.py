@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,15 @@ from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.bookkeeping.recurrent.cells import GRU, LSTM, RNN, Cell, Weights
 from dptrain.clipping.bookkeeping.recurrent.recurrence import recurrence
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, Observe
+from dptrain.clipping.bookkeeping.rules.sequence_first import check_square
+from dptrain.clipping.bookkeeping.uses.use import Use
 
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 
 
-class RecurrentRule(LayerRule):
-    """What recurrent layers and cells compute, with the gates of every direction observed.
+class RecurrentRule(CallRule):
+    """Recurrent layers and cells, with the gates of every direction observed.
 
     From δ_t, the gradient by what the gates add up at step t, an example's gradients are Σ_t δ_t
     x_tᵀ, Σ_t δ_t h_{t-1}ᵀ and Σ_t δ_t (Werbos 1990; docs/theory/clipping.md#thm-recurrent;
@@ -48,18 +48,9 @@ class RecurrentRule(LayerRule):
         """Biases need none."""
         return any(p.requires_grad for n, p in layer.named_parameters() if n.startswith("weight"))
 
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        """Every direction has uses of its own."""
-        raise NotImplementedError
-
 
 class SequenceRule(RecurrentRule):
     """Layers over sequences, padded or packed."""
-
-    def __init__(self) -> None:
-        self._rows_second: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     @override
     def second(self, layer: nn.Module) -> Collection[int]:
@@ -67,13 +58,7 @@ class SequenceRule(RecurrentRule):
         return (1,) if layer.batch_first else (0, 1)
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> Any:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         assert isinstance(layer, nn.RNNBase)
         given, hx = (*inputs, None)[:2]
         if isinstance(given, PackedSequence):
@@ -124,20 +109,8 @@ class SequenceRule(RecurrentRule):
                 f"nn.{kind} is given an input of shape {shape}: it needs three dimensions, a row "
                 "for every example and one step at least"
             )
-        if layer.batch_first:
-            return
-        # Of a square nobody can say which side the examples are. If it is the first, they are taken
-        # for the steps of one sequence. What the layer was used for before tells, as a probe of
-        # other numbers of examples does.
-        if shape[0] != shape[1]:
-            if shape[1] == observe.rows():
-                self._rows_second.add(layer)
-        elif shape[0] > 1 and layer not in self._rows_second:
-            raise UnclearRows(
-                f"nn.{kind}(batch_first=False) is given an input of shape {shape}: whether the "
-                "first dimension is steps, as it should be, or examples cannot be told; use "
-                "batch_first=True, with the rows in the first dimension"
-            )
+        if not layer.batch_first:
+            check_square(layer, "an input", shape, observe.rows(), "steps")
 
 
 def _check_arguments(
@@ -154,13 +127,7 @@ class CellRule(RecurrentRule):
     """A single step, of examples in the first dimension."""
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> Any:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         assert isinstance(layer, nn.RNNCellBase)
         x, hx = (*inputs, None)[:2]
         two = isinstance(layer, nn.LSTMCell)
@@ -186,7 +153,7 @@ def _direction(
     observe: Observe,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """One direction of one layer: its states, flat, and its final ones."""
-    weights = Weights.of(getattr(layer, name + suffix, None) for name in _NAMES)
+    weights = Weights._make(getattr(layer, name + suffix, None) for name in _NAMES)
     cell = _cell(layer)
     # What projects the states gets a gradient too, behind those of the gates.
     gates = None if weights.hr is None else len(weights.ih)

@@ -1,18 +1,19 @@
-"""torch's Transformer with ``batch_first=False``: what is within it sees the examples first."""
+"""Layers with ``batch_first=False``; within torch's Transformer they see the examples first."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.bookkeeping.rules.inherited import differs
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, LayerRule, Observe
 
 # How many of the first arguments are sequences.
 _SEQUENCES: dict[type[nn.Module], int] = {
@@ -24,7 +25,7 @@ _SEQUENCES: dict[type[nn.Module], int] = {
 }
 
 
-class SequenceFirstRule(LayerRule):
+class SequenceFirstRule(CallRule):
     """Runs the module on transposed sequences, as if it had been made with ``batch_first=True``.
 
     It computes the same, and every layer within finds a row for each example in the first
@@ -42,13 +43,7 @@ class SequenceFirstRule(LayerRule):
         yield from ()
 
     @override
-    def forward(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        observe: Observe,
-    ) -> Any:
+    def forward(self, layer: nn.Module, forward: Forward, inputs: Inputs, observe: Observe) -> Any:
         second = _with_batch_second(layer)
         if not second:
             self._within = True
@@ -59,12 +54,6 @@ class SequenceFirstRule(LayerRule):
                 return forward(*inputs)
             sequences = [x.transpose(0, 1) for x in inputs[: self.sequences]]
             return forward(*sequences, *inputs[self.sequences :]).transpose(0, 1)
-
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        """Nothing is observed."""
-        raise NotImplementedError
 
 
 def sequence_first_rule(layer: nn.Module) -> LayerRule | None:
@@ -91,3 +80,33 @@ def _examples_first(modules: list[Any]) -> Iterator[None]:
     finally:
         for module in modules:
             module.batch_first = False
+
+
+def check_square(
+    layer: nn.Module, given: str, shape: tuple[int, ...], rows: int | None, first: str
+) -> None:
+    """Refuse a square, of which nobody can say which side the examples are.
+
+    If they are the first, they are taken for positions of one sequence. What the layer was used for
+    before tells, as a probe of other numbers of examples does.
+
+    Args:
+        layer: has batch_first=False.
+        given: what it is given, in words.
+        shape: of that.
+        rows: of the batch.
+        first: what the first dimension should be, in words.
+    """
+    if shape[0] != shape[1]:
+        if shape[1] == rows:
+            _SECOND.add(layer)
+    elif shape[0] > 1 and layer not in _SECOND:
+        raise UnclearRows(
+            f"nn.{type(layer).__name__}(batch_first=False) is given {given} of shape {shape}: "
+            f"whether the first dimension is {first}, as it should be, or examples cannot be told; "
+            "use batch_first=True, with the rows in the first dimension"
+        )
+
+
+# Layers that were given the rows in the second dimension of what was no square.
+_SECOND: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -8,21 +8,13 @@ from typing_extensions import override
 from dptrain.clipping.base.products import multiplies_bfloat16
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import summing_dtype
-from dptrain.clipping.bookkeeping.convolution.convolution import (
-    ConvGradients,
-    ConvShape,
-    Costs,
-    costs,
-    gradients_in_groups,
-    kept_gradients,
-    per_example_weight_gradients,
-    runs_in_groups,
-    squared_norms,
-    weighted_sum,
-)
-from dptrain.clipping.bookkeeping.convolution.shape import positions
-from dptrain.clipping.bookkeeping.uses.uses import FEW, Folded, Materialized, Use
-from dptrain.clipping.bookkeeping.uses.viewed import Viewed
+from dptrain.clipping.bookkeeping.convolution.convolution import Costs, costs, weighted_sum
+from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
+from dptrain.clipping.bookkeeping.convolution.grouped import gradients_in_groups, runs_in_groups
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
+from dptrain.clipping.bookkeeping.uses.arranged import Viewed
+from dptrain.clipping.bookkeeping.uses.formed import form_gradients, kept_gradients
+from dptrain.clipping.bookkeeping.uses.use import FEW, Folded, Materialized, Use
 
 # Gradients that are kept may be so many times the layer's inputs and output gradients. Those make
 # way for them, and so does, as the backward pass goes on, what ordinary training also holds for
@@ -39,18 +31,20 @@ class Convolved(Use):
         geometry: of the convolution.
     """
 
+    fills_up = True
+
     def __init__(self, a: torch.Tensor, g: torch.Tensor, geometry: ConvShape) -> None:
         self.a, self.g, self.geometry = a, g, geometry
         self.rows, self.shape = len(g), torch.Size(geometry.weight_shape)
 
     @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        return per_example_weight_gradients(self.a[start:stop], self.g[start:stop], self.geometry)
+        return form_gradients(self.a[start:stop], self.g[start:stop], self.geometry).per_example()
 
     @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
         a, g = self.a[start:stop].abs(), self.g[start:stop].abs()
-        return per_example_weight_gradients(a, g, self.geometry), positions(g.shape[2:])
+        return form_gradients(a, g, self.geometry).per_example(), positions(g.shape[2:])
 
     def norms(self) -> torch.Tensor:
         """Ghost norms, rounded up where positions cancel."""
@@ -64,17 +58,12 @@ class Convolved(Use):
     def select(self, index: torch.Tensor) -> Convolved:
         return Convolved(self.a[index], self.g[index], self.geometry)
 
-    @property
-    @override
-    def fills_up(self) -> bool:
-        return True
-
     @override
     def folded(self, views: int | RowGroups) -> Use:
         return ConvolvedGroups(self, views)
 
     def forming(self) -> Costs | None:
-        """What gradients cost that are few, or cheaper than ghost norms and not large; or none."""
+        """The costs of gradients that are few, or small and cheaper than ghost norms; or none."""
         numbers = self.shape.numel()
         small = numbers <= _HELD * (self.a[:1].numel() + self.g[:1].numel())
         half = multiplies_bfloat16(self.g)
@@ -92,7 +81,7 @@ class Convolved(Use):
             a, g = self.a.to(dtype), self.g.to(dtype)
             if runs_in_groups(g):
                 return Materialized(*gradients_in_groups(a, g, self.geometry), own=True)
-        return Formed(kept_gradients(self.a, self.g, self.geometry))
+        return kept_gradients(self.a, self.g, self.geometry)
 
 
 class ConvolvedGroups(Folded):
@@ -137,46 +126,4 @@ class ConvolvedGroups(Folded):
         joint = self._joint(0, self.rows)
         if joint.forming() is None:
             return self
-        return Viewed(Formed(kept_gradients(joint.a, joint.g, joint.geometry)), self.shape)
-
-
-class Formed(Use):
-    """Gradients of a convolution in the order in which they are formed.
-
-    Args:
-        formed: the gradients.
-    """
-
-    def __init__(self, formed: ConvGradients) -> None:
-        self.formed = formed
-        self.rows, self.shape = len(formed), torch.Size(formed.shape.weight_shape)
-
-    @override
-    def per_example(self, start: int, stop: int) -> torch.Tensor:
-        return self.formed.gradients(start, stop)
-
-    @override
-    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        return self.per_example(start, stop).abs(), 0
-
-    @override
-    def norms(self) -> torch.Tensor:
-        return self.formed.norms()
-
-    @override
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        return self.formed.weighted_sum(factors)
-
-    @override
-    def select(self, index: torch.Tensor) -> Formed:
-        return Formed(self.formed.select(index))
-
-    @override
-    def folded(self, views: int | RowGroups) -> Use:
-        return Materialized(self.formed.gradients()).folded(views)
-
-    def merged(self, other: Use) -> Use | None:
-        """The sum, where the other is formed in the same order."""
-        if isinstance(other, Formed) and other.formed.shape == self.formed.shape:
-            return Formed(self.formed.plus(other.formed))
-        return None
+        return Viewed(kept_gradients(joint.a, joint.g, joint.geometry), self.shape)

@@ -1,4 +1,4 @@
-"""Uses of single rows of a table: embeddings."""
+"""Uses of rows of a table: embeddings, and bags of these."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import functools
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.linear_norms import rank_one_norms
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, Whole
 
 
 class Gathered(Use):
@@ -21,6 +22,8 @@ class Gathered(Use):
         length: number of rows of the table.
     """
 
+    fills_up = True
+
     def __init__(self, ids: torch.Tensor, gradients: torch.Tensor, length: int) -> None:
         self.ids, self.gradients = ids, gradients
         self.rows = len(ids)
@@ -29,11 +32,15 @@ class Gathered(Use):
     @functools.cached_property
     def _segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """For every id of every row: the row, the id, and the sum of its gradients."""
+        return self._by_id(self.gradients.flatten(0, 1))
+
+    def _by_id(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same for values of all positions of all rows, one after the other."""
         length = self.shape[0]
         rows = torch.arange(self.rows, device=self.ids.device)[:, None]
         keys, segment = torch.unique(rows * length + self.ids, return_inverse=True)
-        sums = self.gradients.new_zeros(len(keys), self.shape[1])
-        sums.index_add_(0, segment.flatten(), self.gradients.flatten(0, 1))
+        sums = values.new_zeros(len(keys), *values.shape[1:])
+        sums.index_add_(0, segment.flatten(), values)
         return keys // length, keys % length, sums
 
     def per_example(self, start: int, stop: int) -> torch.Tensor:
@@ -69,11 +76,6 @@ class Gathered(Use):
     @override
     def select(self, index: torch.Tensor) -> Gathered:
         return Gathered(self.ids[index], self.gradients[index], self.shape[0])
-
-    @property
-    @override
-    def fills_up(self) -> bool:
-        return True
 
     def folded(self, views: int | RowGroups) -> Use:
         """More positions; what fills up a group adds zeros to the first row of the table."""
@@ -113,3 +115,95 @@ class Gathered(Use):
         picked = (self.ids[:, None, :] == table).to(self.gradients.dtype)
         # 0 · NaN is NaN in other rows of the table too, which are the same example's.
         return Materialized(torch.bmm(picked, self.gradients), own=True)
+
+
+class Bagged(Gathered):
+    """g_i has Σ_{t: k_it = k} c_it · b_i in its row k: one vector, and a number for each id.
+
+    So ‖g_i‖ is the product of two norms, and nothing is as large as positions times width.
+
+    Args:
+        ids: k, shape (rows, positions).
+        coefficients: c, shape (rows, positions); 0 where there is nothing.
+        gradients: b, shape (rows, width).
+        length: number of rows of the table.
+    """
+
+    def __init__(
+        self, ids: torch.Tensor, coefficients: torch.Tensor, gradients: torch.Tensor, length: int
+    ) -> None:
+        self.ids, self.coefficients, self.vectors = ids, coefficients, gradients
+        self.rows = len(ids)
+        self.shape = torch.Size((length, gradients.shape[1]))
+
+    @property
+    def gradients(self) -> torch.Tensor:  # type: ignore[override]
+        """Those of ``Gathered``, for uses of other kinds to be added."""
+        return self.coefficients[..., None] * self.vectors[:, None]
+
+    @functools.cached_property
+    def _counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For every id of every row: the row, the id, and the sum of its coefficients."""
+        return self._by_id(self.coefficients.to(self.vectors).flatten())
+
+    @override
+    def norms(self) -> torch.Tensor:
+        rows, _, sums = self._counts
+        # One id a column; a row has no more of them than positions.
+        first = torch.searchsorted(rows, torch.arange(self.rows, device=rows.device))
+        table = sums.new_zeros(self.rows, self.ids.shape[1])
+        table[rows, torch.arange(len(rows), device=rows.device) - first[rows]] = sums
+        return rank_one_norms(
+            row_norms(table), row_norms(self.vectors), (table.shape[1], self.shape[1])
+        )
+
+    @override
+    def squares(self) -> torch.Tensor:
+        return self.norms().square()
+
+    @override
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        rows, ids, sums = self._counts
+        total = self.vectors.new_zeros(self.shape)
+        return total.index_add_(0, ids, (sums * factors[rows])[:, None] * self.vectors[rows])
+
+    @override
+    def select(self, index: torch.Tensor) -> Bagged:
+        return Bagged(self.ids[index], self.coefficients[index], self.vectors[index], self.shape[0])
+
+    @override
+    def compact(self) -> Use:
+        return self
+
+
+class Picked(Whole):
+    """g_i has b_id in row k_id of its column d, and nothing else.
+
+    Args:
+        ids: k, shape (rows, width).
+        gradients: b, shape (rows, width).
+        length: number of rows of the table.
+    """
+
+    def __init__(self, ids: torch.Tensor, gradients: torch.Tensor, length: int) -> None:
+        self.ids, self.gradients = ids, gradients
+        self.rows = len(ids)
+        self.shape = torch.Size((length, ids.shape[1]))
+
+    @override
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        found = self.gradients.new_zeros(stop - start, *self.shape)
+        return found.scatter_(1, self.ids[start:stop, None], self.gradients[start:stop, None])
+
+    @override
+    def norms(self) -> torch.Tensor:
+        return row_norms(self.gradients)
+
+    @override
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        total = self.gradients.new_zeros(self.shape)
+        return total.scatter_add_(0, self.ids, self.gradients * factors[:, None])
+
+    @override
+    def select(self, index: torch.Tensor) -> Picked:
+        return Picked(self.ids[index], self.gradients[index], self.shape[0])

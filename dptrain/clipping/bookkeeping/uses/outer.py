@@ -9,7 +9,7 @@ from dptrain.clipping.base.linear_norms import Gram, outer_norms, rank_one_norms
 from dptrain.clipping.base.products import outer_product
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, SideNorms, Use
+from dptrain.clipping.bookkeeping.uses.use import CHUNK, FEW, Materialized, SideNorms, Use
 
 
 class OuterProducts(Use):
@@ -22,6 +22,8 @@ class OuterProducts(Use):
         right_norms: likewise.
         grams: of l and of r, where other uses have the same sides.
     """
+
+    fills_up = True
 
     def __init__(
         self,
@@ -60,11 +62,7 @@ class OuterProducts(Use):
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """One product over all rows and positions, the smaller side scaled."""
-        left, right, by_row = self.left, self.right, factors[:, None, None]
-        if left.shape[2] <= right.shape[2]:
-            left = left * by_row
-        else:
-            right = right * by_row
+        left, right = scaled(self.left, self.right, factors)
         if left.stride(0) < left.stride(1) or right.stride(0) < right.stride(1):
             # Positions first, as recurrent layers have them: the order of the sum is free.
             left, right = left.transpose(0, 1), right.transpose(0, 1)
@@ -73,11 +71,6 @@ class OuterProducts(Use):
     @override
     def select(self, index: torch.Tensor) -> OuterProducts:
         return OuterProducts(self.left[index], self.right[index])
-
-    @property
-    @override
-    def fills_up(self) -> bool:
-        return True
 
     def folded(self, views: int | RowGroups) -> Use:
         """More positions."""
@@ -99,3 +92,13 @@ class OuterProducts(Use):
         if self.positions > 1 and (fewer or self.rows * numbers <= FEW):
             return Materialized(self.per_example(0, self.rows), own=True)
         return self
+
+
+def scaled(
+    left: torch.Tensor, right: torch.Tensor, factors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sides, the rows of the smaller one times their factors."""
+    by_row = factors[:, None, None]
+    if left.shape[2] <= right.shape[2]:
+        return left * by_row, right
+    return left, right * by_row

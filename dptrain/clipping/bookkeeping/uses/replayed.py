@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping.uses.use import Use, Whole
 
 Parts = Iterator[tuple[int, int, Mapping[str, torch.Tensor]]]
 
@@ -80,7 +80,7 @@ class Replay:
         return index is None or places is None or torch.equal(index, places)
 
 
-class Replayed(Use):
+class Replayed(Whole):
     """One parameter's gradients of a ``Replay``.
 
     Args:
@@ -110,10 +110,6 @@ class Replayed(Use):
             found[here] = rows[wanted[here] - first]
         assert found is not None
         return found
-
-    @override
-    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        return self.per_example(start, stop).abs(), 0
 
     @override
     def norms(self) -> torch.Tensor:

@@ -7,7 +7,8 @@ from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import pad
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
-from dptrain.clipping.bookkeeping.uses.uses import CHUNK, Use
+from dptrain.clipping.bookkeeping.uses.outer import scaled
+from dptrain.clipping.bookkeeping.uses.use import CHUNK, Use
 
 
 class Routed(Use):
@@ -22,6 +23,8 @@ class Routed(Use):
         experts: e, shape (rows, positions).
         count: of experts.
     """
+
+    fills_up = True
 
     def __init__(
         self, left: torch.Tensor, right: torch.Tensor, experts: torch.Tensor, count: int
@@ -72,11 +75,7 @@ class Routed(Use):
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        left, right, by_row = self.left, self.right, factors[:, None, None]
-        if left.shape[2] <= right.shape[2]:
-            left = left * by_row
-        else:
-            right = right * by_row
+        left, right = scaled(self.left, self.right, factors)
         left, right, experts = left.flatten(0, 1), right.flatten(0, 1), self.experts.flatten()
         order = experts.argsort()
         counts = torch.bincount(experts, minlength=self.count).tolist()
@@ -86,11 +85,6 @@ class Routed(Use):
     @override
     def select(self, index: torch.Tensor) -> Routed:
         return Routed(self.left[index], self.right[index], self.experts[index], self.count)
-
-    @property
-    @override
-    def fills_up(self) -> bool:
-        return True
 
     @override
     def folded(self, views: int | RowGroups) -> Use:

@@ -1,4 +1,4 @@
-"""Uses of blocks of a parameter's rows: projections that are packed into one weight."""
+"""Uses of a parameter in another shape, and of blocks of its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 
 
 class Stacked(Use):
@@ -26,6 +26,7 @@ class Stacked(Use):
         self.parts = list(parts)
         self.heights = [part.shape[0] for part in self.parts]
         self.rows = self.parts[0].rows
+        self.fills_up = any(part.fills_up for part in self.parts)
         self.shape = torch.Size((sum(self.heights), *self.parts[0].shape[1:]))
 
     @override
@@ -48,11 +49,6 @@ class Stacked(Use):
     @override
     def select(self, index: torch.Tensor) -> Stacked:
         return Stacked([part.select(index) for part in self.parts])
-
-    @property
-    @override
-    def fills_up(self) -> bool:
-        return any(part.fills_up for part in self.parts)
 
     @override
     def folded(self, views: int | RowGroups) -> Use:
@@ -84,3 +80,55 @@ class Stacked(Use):
             gradients = torch.cat([part.per_example(0, self.rows) for part in parts], 1)
             return Materialized(gradients, own=True)
         return Stacked(parts)
+
+
+class Viewed(Use):
+    """The gradients of another use, as a view of the parameter's shape.
+
+    Args:
+        use: has as many numbers.
+        shape: of the parameter.
+    """
+
+    def __init__(self, use: Use, shape: torch.Size) -> None:
+        self.use, self.rows, self.shape = use, use.rows, torch.Size(shape)
+        self.fills_up = use.fills_up
+
+    @override
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        return self.use.per_example(start, stop).reshape(stop - start, *self.shape)
+
+    @override
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        magnitudes, terms = self.use.magnitudes(start, stop)
+        return magnitudes.reshape(stop - start, *self.shape), terms
+
+    @override
+    def norms(self) -> torch.Tensor:
+        return self.use.norms()
+
+    @override
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        return self.use.weighted_sum(factors).reshape(self.shape)
+
+    @override
+    def select(self, index: torch.Tensor) -> Viewed:
+        return Viewed(self.use.select(index), self.shape)
+
+    @override
+    def folded(self, views: int | RowGroups) -> Use:
+        return Viewed(self.use.folded(views), self.shape)
+
+    @override
+    def merged(self, other: Use) -> Use | None:
+        if not isinstance(other, Viewed):
+            return None
+        together = self.use.merged(other.use)
+        return None if together is None else Viewed(together, self.shape)
+
+    @override
+    def compact(self) -> Use:
+        use = self.use.compact()
+        if isinstance(use, Materialized):
+            return use.viewed(self.shape)
+        return Viewed(use, self.shape)

@@ -9,7 +9,7 @@ Shape = tuple[int, ...]
 
 
 class RowPlan:
-    """What passes over few rows showed of the sizes that one layer meets.
+    """The sizes that one layer meets, as passes over few rows showed them.
 
     A first dimension of the batch's length may be the examples', or that of something all share
     (positions, windows, heads) which has as many entries by chance. So its size is noted for two
@@ -34,12 +34,12 @@ class RowPlan:
 
     @property
     def watching(self) -> bool:
-        """Whether sizes are noted."""
+        """True if sizes are noted."""
         return self._noted is not None
 
     @property
     def settled(self) -> bool:
-        """Whether such passes are over that showed what follows the rows."""
+        """True if such passes are over that showed what follows the rows."""
         return self._noted is None and bool(self._before or self.found)
 
     def watch(self, *, anew: bool = True) -> None:
@@ -94,15 +94,15 @@ class RowPlan:
         return by_rows[0] if by_rows else NEITHER
 
     def second(self, place: Hashable) -> bool:
-        """Whether the second dimension was the rows in all such passes, and never the first."""
+        """True if the second dimension was the rows in all such passes, and never the first."""
         return self._second.get(place, False) and self._second_before.get(place, True)
 
     def state(self) -> tuple[dict[Hashable, frozenset[int]], dict[Hashable, bool]]:
-        """What the last such passes showed."""
+        """The findings of the last such passes."""
         return dict(self.found), dict(self._second)
 
     def ambiguous(self, place: Hashable, shape: Shape, rows: int) -> bool:
-        """Whether a tensor of this shape may be the examples', or one that all share.
+        """True if a tensor of this shape may be the examples', or one that all share.
 
         Both were seen in this place, what they share in this very shape, or in shapes of several
         lengths, of which this may be another.
@@ -114,18 +114,18 @@ class RowPlan:
         return shape[0] in lengths or len(lengths) > 1
 
     def stayed_once(self, place: Hashable, shape: Shape, rows: int) -> bool:
-        """Whether this shape was seen for another number of rows, which the module did not take."""
+        """True if this shape was seen for another number of rows, which the module did not take."""
         once = self._once.get(place, ())
         return any(other != rows and s == tuple(shape) for other, s in once)
 
     def unseen(self, place: Hashable, shape: Shape, rows: int) -> bool:
-        """Whether rows were seen in this place, and never so many of them for each of the batch."""
+        """True if rows were seen in this place, and never so many of them for each of the batch."""
         by_rows = {factor for factor in self._known(place) if factor > 0}
         return bool(by_rows) and all(factor * rows != shape[0] for factor in by_rows)
 
 
 def _follow_second(shapes: set[tuple[int, Shape]]) -> bool:
-    """Whether the second dimension has the rows, whatever their number is."""
+    """True if the second dimension has the rows, whatever their number is."""
     return all(len(shape) > 1 and shape[1] == rows for rows, shape in shapes)
 
 

@@ -1,64 +1,76 @@
-"""Parameters that know what is done with them."""
+"""Parameters that know what is done with them, and what shared values are made of."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
-from dptrain.clipping.bookkeeping.operations.roots import Root
+from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.bookkeeping.uses.gathered import Gathered
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 
 
-class Session(Protocol):
-    """What tracked tensors belong to: a layer's call.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Root:
+    """A place in autograd's graph that gradients of shared values are pulled back to.
+
+    No root lies behind another, so that their gradients add up.
 
     Attributes:
-        rows: that the model is fed.
-        without_rows: whether no tensor at hand has rows of the batch.
+        parameter: behind it.
+        edge: into the graph, where it begins.
+        ids: rows of the parameter that were looked up, one after the other; ``None``: it is the
+            parameter itself.
+        padding: the id that gets no gradient.
     """
 
-    rows: int
-    without_rows: bool
+    parameter: nn.Parameter
+    edge: GradientEdge
+    ids: torch.Tensor | None = None
+    padding: int | None = None
 
-    def operate(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The operation's result, with whatever gradients it leads to observed."""
+    @classmethod
+    def of(cls, view: torch.Tensor, parameter: nn.Parameter) -> Root:
+        """A view of a parameter."""
+        return cls(parameter, get_gradient_edge(view))
 
-    def each_row(self, tracked: Tracked, factor: int, dims: int) -> torch.Tensor:
-        """A tracked tensor with a copy for every row, to meet tensors of so many dimensions."""
+    @classmethod
+    def looked_up(
+        cls, rows: torch.Tensor, parameter: nn.Parameter, ids: torch.Tensor, padding: int | None
+    ) -> Root:
+        """Rows of a table, by a view of it that nothing else was made of."""
+        return cls(parameter, get_gradient_edge(rows), ids.flatten().clone(), padding)
 
-    def each_second(self, tracked: Tracked) -> torch.Tensor:
-        """Likewise, for a tensor whose second dimension has the rows."""
-
-    def observed(
-        self, op: Any, output: torch.Tensor, kept: Sequence[torch.Tensor], uses: Any
-    ) -> torch.Tensor:
-        """The output of an operation on rows, with the uses of its tracked tensors."""
-
-    def note_written(self, roots: Sequence[Root], constants: Sequence[torch.Tensor]) -> None:
-        """Take note of what was written into a tracked tensor."""
-
-    def written(self) -> tuple[list[Root], list[torch.Tensor]]:
-        """What was written into tracked tensors: of these roots, and these constants."""
-
-    def refusal(self, func: Callable[..., Any], what: str) -> RuntimeError:
-        """Why an operation cannot be followed."""
+    def use(self, gradients: torch.Tensor) -> Use:
+        """The parameter's, from gradients by this place of shape (rows, *shape of what is here)."""
+        # An operation may have had less precision.
+        gradients = gradients.to(summing_dtype(self.parameter))
+        if self.ids is None:
+            return Materialized(gradients)
+        length, width = self.parameter.shape
+        gradients = gradients.reshape(len(gradients), len(self.ids), width)
+        if self.padding is not None:
+            gradients = gradients.masked_fill((self.ids == self.padding)[:, None], 0.0)
+        return Gathered(self.ids.expand(len(gradients), -1), gradients, length)
 
 
 class Tracked(torch.Tensor):
     """A parameter, or what was computed of parameters alone, which all examples share.
 
     It is a tensor with autograd's graph back to the parameters. Each operation of torch that it
-    takes part in goes through ``Session.operate``: what comes of tracked tensors and constants is
-    tracked again; where it meets rows of the batch, every row gets gradients of its own. What goes
+    takes part in goes through its session: what comes of tracked tensors and constants is tracked
+    again; where it meets rows of the batch, every row gets gradients of its own. What goes
     past that (a custom autograd function, scripted code) leaves a gradient at the parameter itself,
     and is refused there.
 
     Attributes:
-        session: of the layer that the parameters belong to.
+        session: the ``LayerSession`` of a call of the layer that the parameters belong to.
         roots: what it was made of.
         whole: whether it is a parameter itself, its one root.
         constants: other tensors and numbers that it was made of, which must be the same for
@@ -69,7 +81,7 @@ class Tracked(torch.Tensor):
         second: whether these are as many as the rows, whatever their number is.
     """
 
-    session: Session
+    session: Any
     roots: Sequence[Root]
     whole: bool
     constants: Sequence[torch.Tensor]
@@ -80,7 +92,7 @@ class Tracked(torch.Tensor):
 
     @property
     def still_repeats(self) -> bool:
-        """Whether all entries of the second dimension are copies of one, and none was written."""
+        """True if all entries of the second dimension are copies of one, and none was written."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.repeats and self._version == self.made
 
@@ -106,7 +118,7 @@ class Tracked(torch.Tensor):
 
 def track(
     value: torch.Tensor,
-    session: Session,
+    session: Any,
     roots: Sequence[Root],
     *,
     whole: bool = False,

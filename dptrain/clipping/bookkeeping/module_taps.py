@@ -1,4 +1,4 @@
-"""What a run attaches to the user's module, and takes off again."""
+"""The parts that a run attaches to the user's module, and takes off again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,25 +15,23 @@ from torch.utils.checkpoint import CheckpointError
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from dptrain.clipping.base.rows import check_dense
+from dptrain.clipping.base.book import Book
 from dptrain.clipping.base.stand_in import StandIn, stand_in
+from dptrain.clipping.bookkeeping.clipper import BookkeepingClipper
+from dptrain.clipping.bookkeeping.layer_tap import LayerTap
 from dptrain.clipping.bookkeeping.operations import OperationsRule
 from dptrain.clipping.bookkeeping.readers import Readers
-from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, layers_with_rules, refusals
-from dptrain.clipping.bookkeeping.tap import Book, LayerTap
+from dptrain.clipping.bookkeeping.rules.table import layers_with_rules, refusals
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe, Witness
 
-B = TypeVar("B", bound=Book)
-
 
 def check_layers(module: nn.Module) -> str | None:
-    """What keeps a module from bookkeeping: the first such layer, why, and the remedy."""
+    """The first layer that keeps a module from bookkeeping, the reason and the remedy."""
     register_imported()
-    found = {**refusals(module, _otherwise), **_computed_before_calls(module)}
+    found = {**refusals(module, OperationsRule), **_computed_before_calls(module)}
     if not found:
         return None
     name, why = next(iter(found.items()))
@@ -42,11 +40,6 @@ def check_layers(module: nn.Module) -> str | None:
         f"layer {name!r}{more}: {why}; dptrain.register_layer() takes a rule for it, or freeze its "
         "parameters with requires_grad_(False)"
     )
-
-
-def _otherwise(name: str, layer: nn.Module) -> LayerRule:
-    """The rule of a layer that has none of its own."""
-    return OperationsRule(layer, name)
 
 
 _LEAK = (
@@ -65,8 +58,8 @@ _CHECKPOINTED = (
 )
 
 
-class Taps(Generic[B]):
-    """What is attached to the user's own module, so that its layers report to the book.
+class Taps:
+    """The parts attached to the user's own module, by which its layers report to the book.
 
     One forward and one backward pass with any loss (Bu et al. 2022, arXiv 2210.00038;
     docs/theory/clipping.md#thm-bookkeeping; ``test_every_layer``): autograd propagates the output
@@ -78,46 +71,44 @@ class Taps(Generic[B]):
 
     Args:
         module: the user's; compiled ones run compiled between the layers that have a rule.
-        open_book: makes what layers report to, of the probe.
-        fed: what the module is fed at the moment; ``None``: there is no probe.
+        book: what layers report to.
+        fed: what the module is fed at the moment.
         when: one of ``PROBES``.
         together: of the probe, where other processes have parts of the module.
-        owners: follows some of the steps, where that is wanted.
+        owners: follows some of the steps.
 
     Attributes:
         module: as given.
         bare: the same, or what ``torch.compile`` was given: the names are its own.
-        book: what ``open_book`` made.
-        probe: looks at what the module is called with, where there is one.
+        book: as given.
+        probe: looks at what the module is called with.
     """
 
     def __init__(
         self,
         module: nn.Module,
+        book: BookkeepingClipper,
         *,
-        open_book: Callable[[RowProbe | None], B],
-        fed: Callable[[], AtHand | None] | None = None,
+        fed: Callable[[], AtHand | None],
         when: str = "shapes",
         together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
-        owners: OwnerWatch | None = None,
+        owners: OwnerWatch,
     ) -> None:
-        self.module, self.owners = module, owners
+        self.module = module
         self.bare = bare = uncompiled(module)
-        self.probe: RowProbe | None = None
-        if fed is not None:
-            self.probe = RowProbe(
-                bare,
-                self.reporting_to,
-                fed,
-                when=when,
-                settle=self.settling,
-                follow=self.follow_escaped,
-                together=together,
-                around=self._innermost,
-                owners=owners,
-            )
-        self.book = open_book(self.probe)
-        self._reports_to: Book = self.book
+        self.probe = book.probe = RowProbe(
+            bare,
+            self.reporting_to,
+            fed,
+            when=when,
+            settle=self.settling,
+            follow=self.follow_escaped,
+            together=together,
+            around=self._innermost,
+            owners=owners,
+        )
+        self.book = book
+        self._reports_to: Book = book
         self._taps: list[LayerTap] = []
         self._escaped: set[str] = set()  # parameters that a gradient reached past the taps
         self._readers = Readers(self.bare)
@@ -135,7 +126,7 @@ class Taps(Generic[B]):
         # Not a parameter, so that no state dict and no optimiser sees it.
         device = next(iter(trained.values())).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        for name, (layer, rule) in layers_with_rules(self.bare, _otherwise).items():
+        for name, (layer, rule) in layers_with_rules(self.bare, OperationsRule).items():
             tap = LayerTap(layer, rule, self.book, self._anchor, name)
             undo.callback(tap.remove)
             self._taps.append(tap)
@@ -151,33 +142,23 @@ class Taps(Generic[B]):
 
     @property
     def watching(self) -> bool:
-        """Whether a call of the module is one of the run's, of which the probe has to know."""
-        own = self.probe is not None and self._reports_to is self.book
-        return own and not self._called  # a module may call itself
+        """True if a call of the module is one of the run's, of which the probe has to know."""
+        return self._reports_to is self.book and not self._called  # a module may call itself
 
     @torch.compiler.disable
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's forward is about to be called: probe it, if need be."""
-        assert self.probe is not None
-        if self.probe.when != "off":  # nor could it be run on a few of the rows
-            check_dense(f"module, a {type(self.bare).__name__}", args, kwargs)
-        with self._unseen(), self._innermost():
-            try:
-                self.probe.begin(args, kwargs)
-            except CheckpointError as error:
-                raise RuntimeError(self._checkpointed(args, kwargs)) from error
-            self._called = True
-        if self.owners is not None:
-            self.owners.called(args, kwargs, self.probe.second(args, kwargs))
-
-    def _unseen(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.owners is None else self.owners.aside()
+        try:
+            self.probe.begin(args, kwargs)
+        except CheckpointError as error:
+            raise RuntimeError(self._checkpointed(args, kwargs)) from error
+        self._called = True
 
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why a checkpoint does not come to the same again, by the layers that it is within."""
-        assert self.probe is not None
-        rules = [tap.rule for tap in self._taps if isinstance(tap.rule, OperationsRule)]
-        owners = {m: None for rule in rules for _, m in rule.holders(rule.layer)}
+        rules = [(tap.layer, tap.observe.rule) for tap in self._taps]
+        followed = (rule.holders(layer) for layer, rule in rules if rule.follows)
+        owners = {m: None for some in followed for _, m in some}
         with self._readers.noting(list(owners)), contextlib.suppress(CheckpointError):
             self.probe.begin(args, kwargs)
         names = {m: name for name, m in self.bare.named_modules()}
@@ -187,12 +168,8 @@ class Taps(Generic[B]):
     @torch.compiler.disable
     def end(self, output: Any) -> None:
         """The call has come to its end."""
-        assert self.probe is not None
         self._called = False
-        with self._unseen(), self._innermost():
-            self.probe.end(output)
-        if self.owners is not None:
-            self.owners.returned(output)
+        self.probe.end(output)
 
     @contextlib.contextmanager
     def _innermost(self) -> Iterator[None]:
@@ -222,7 +199,7 @@ class Taps(Generic[B]):
     def _report_to(self, book: Book) -> None:
         self._reports_to = book
         for tap in self._taps:
-            tap.book = book
+            tap.observe.book = book
 
     @contextlib.contextmanager
     def settling(self, anew: bool) -> Iterator[list[bool]]:
@@ -231,17 +208,23 @@ class Taps(Generic[B]):
         Yields:
             A list, to which whether anything new was found is added in the end.
         """
-        before = [tap.known() for tap in self._taps]
-        changed: list[bool] = []
-        for tap in self._taps:
-            tap.watch(anew=anew)
+        before, changed = self._known(), list[bool]()
+        for plan in itertools.chain(*(tap.plans() for tap in self._taps)):
+            plan.watch(anew=anew)
         try:
             with self._readers.noting(self._unread):
                 yield changed
         finally:
-            for tap in self._taps:
-                tap.settle()
-            changed.append(before != [tap.known() for tap in self._taps])
+            for plan in itertools.chain(*(tap.plans() for tap in self._taps)):
+                plan.settle()
+            changed.append(before != self._known())
+
+    def _known(self) -> list[Any]:
+        """The rules of all layers, and what is known of the sizes that these meet."""
+        states = ([plan.state() for plan in tap.plans()] for tap in self._taps)
+        return [
+            (type(tap.observe.rule), each) for tap, each in zip(self._taps, states, strict=True)
+        ]
 
     def follow_escaped(self) -> bool:
         """See to parameters that a gradient reached past the taps; whether anything changed.
@@ -256,12 +239,12 @@ class Taps(Generic[B]):
         followed = {
             p: tap
             for tap in self._taps
-            if isinstance(tap.rule, OperationsRule)
-            for p in tap.parameters.values()
+            if tap.observe.rule.follows
+            for p in tap.observe.parameters().values()
         }
         vain = {tap for name in escaped if (tap := followed.get(parameters[name])) is not None}
         for tap in vain:
-            tap.run_again()
+            tap.observe.use(tap.observe.rule.again())
         others = [parameters[name] for name in sorted(escaped) if parameters[name] not in followed]
         holders = [self._holders(p) for p in others]
         every = list(dict.fromkeys(m for some in holders for m in some))
@@ -282,10 +265,11 @@ class Taps(Generic[B]):
         if tap is None:
             return False
         within = next(name for name, m in tap.layer.named_modules() if m is owner)
-        rule = tap.rule
-        if not isinstance(rule, OperationsRule | GenericRule) or within in rule.others:
+        others = tap.observe.rule.others
+        if others is None or within in others:
             return False
-        tap.follow(within, owner, next((t for t in self._taps if t.layer is owner), None))
+        inner = next((t.observe for t in self._taps if t.layer is owner), None)
+        tap.observe.follow(within, owner, inner)
         return True
 
     def _tap_around(self, owner: nn.Module, readers: list[nn.Module]) -> LayerTap | None:
@@ -302,7 +286,7 @@ class Taps(Generic[B]):
         for tap in self._taps:
             if tap.layer is layer:
                 return tap
-        found = LayerTap(layer, OperationsRule(layer, name), self._reports_to, self._anchor, name)
+        found = LayerTap(layer, OperationsRule(name), self._reports_to, self._anchor, name)
         self._undo.callback(found.remove)
         self._taps.append(found)
         return found
@@ -314,7 +298,7 @@ class Taps(Generic[B]):
                 return tap
         attributes = vars(self.bare)
         before = attributes.get("forward")
-        found = LayerTap(self.bare, OperationsRule(self.bare), self._reports_to, self._anchor)
+        found = LayerTap(self.bare, OperationsRule(), self._reports_to, self._anchor)
         if self.module is self.bare:  # below the root's
             found.own, self._root.own = self._root.own, found
             attributes["forward"] = before
@@ -357,7 +341,7 @@ class RootTap(StandIn):
         taps: what is attached to it.
     """
 
-    def __init__(self, module: nn.Module, taps: Taps[Any]) -> None:
+    def __init__(self, module: nn.Module, taps: Taps) -> None:
         self.taps = taps
         super().__init__(module, "forward")
 
@@ -377,7 +361,7 @@ class RootTap(StandIn):
 class _ZeroGrad(StandIn):
     """Clears gradients, and drops what the layers reported of the batch at hand."""
 
-    def __init__(self, module: nn.Module, taps: Taps[Any]) -> None:
+    def __init__(self, module: nn.Module, taps: Taps) -> None:
         self._taps = taps
         super().__init__(module, "zero_grad")
 
@@ -399,8 +383,8 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return found if isinstance(found, nn.Module) else module
 
 
-def taps_of(module: nn.Module) -> Taps[Any] | None:
-    """What is attached to the module by the run whose module it is; ``None``: it is no run's."""
+def taps_of(module: nn.Module) -> Taps | None:
+    """The parts that a run attached to its module; ``None`` if the module is of no run."""
     root = stand_in(module, "forward")
     return root.taps if isinstance(root, RootTap) else None
 

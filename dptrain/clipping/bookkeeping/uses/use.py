@@ -1,4 +1,4 @@
-"""What one call of a layer adds to the gradients of a parameter, example by example."""
+"""The part that one call of a layer has in the gradients of a parameter, by example."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ class Use(abc.ABC):
     Attributes:
         rows: number of examples.
         shape: of the parameter.
+        fills_up: whether ``folded`` fills up groups with zeros to the size of the largest.
     """
 
     rows: int
     shape: torch.Size
-
-    @property
-    def fills_up(self) -> bool:
-        """Whether ``folded`` fills up groups with zeros to the size of the largest."""
-        return False
+    fills_up = False
 
     @abc.abstractmethod
     def per_example(self, start: int, stop: int) -> torch.Tensor:
@@ -118,7 +115,15 @@ class SideNorms:
         return row_norms(self.side)
 
 
-class Materialized(Use):
+class Whole(Use):
+    """A use that holds the very numbers that it adds up."""
+
+    @override
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        return self.per_example(start, stop).abs(), 0
+
+
+class Materialized(Whole):
     """The per-example gradients themselves.
 
     Args:
@@ -147,10 +152,6 @@ class Materialized(Use):
     @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         return self.gradients[start:stop]
-
-    @override
-    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        return self.gradients[start:stop].abs(), 0
 
     @override
     def norms(self) -> torch.Tensor:

@@ -1,0 +1,91 @@
+"""A layer's own parameters, and what stands for them while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+
+def never_called(module: nn.Module) -> bool:
+    """True if a module has no forward of its own: lists of layers or parameters, and the like.
+
+    Whoever holds it uses its parameters.
+    """
+    found = getattr(type(module), "forward", None)  # TorchScript has none there
+    return found is nn.Module.forward and "forward" not in vars(module)
+
+
+def not_called(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """A layer, and what holds parameters for it without being called by itself."""
+    yield prefix, layer
+    for name, child in layer.named_children():
+        if name == "parametrizations":  # torch.nn.utils.parametrize: called to have the weights
+            yield from child.named_modules(prefix=joined(prefix, name))
+        elif never_called(child):
+            yield from not_called(joined(prefix, name), child)
+
+
+class Exchanged:
+    """Modules with other tensors in the place of their own parameters, within the context.
+
+    Recurrent layers list theirs a second time, and list what they find in such a context: that
+    is put back as well.
+
+    Args:
+        holders: modules, by their names.
+        change: what stands for a parameter, by its full name and itself.
+    """
+
+    def __init__(
+        self,
+        holders: Iterable[tuple[str, nn.Module]],
+        change: Callable[[str, nn.Parameter], torch.Tensor],
+    ) -> None:
+        # The attributes themselves: nn.Module looks at each that is set, for longer than all of
+        # this takes. A call may come within one of another layer that has changed them too.
+        self._kept = [
+            (prefix, own, {name: own[name] for name in _LISTED if name in own})
+            for prefix, own in ((prefix, vars(m)) for prefix, m in holders)
+        ]
+        self._change = change
+
+    def __enter__(self) -> None:
+        for prefix, own, before in self._kept:
+            own["_parameters"] = {
+                name: None if p is None else self._change(joined(prefix, name), p)
+                for name, p in before["_parameters"].items()
+            }
+
+    def __exit__(self, *_: object) -> None:
+        for _prefix, own, before in self._kept:
+            own.update(before)
+
+
+_LISTED = ("_parameters", "_flat_weights", "_flat_weight_refs")
+
+
+def detached(holders: Iterable[tuple[str, nn.Module]]) -> Exchanged:
+    """Modules with their own parameters detached."""
+    return Exchanged(holders, lambda _, p: p.detach())
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Past ``parametrize.cached()``: weights that were computed before a call are not followed."""
+    module: Any = parametrize
+    kept = module._cache_enabled, module._cache
+    try:
+        module._cache_enabled, module._cache = 0, {}
+        yield
+    finally:
+        module._cache_enabled, module._cache = kept
+
+
+def joined(prefix: str, name: str) -> str:
+    """The name of what has a name within something of another, which may be none."""
+    return ".".join(part for part in (prefix, name) if part)
