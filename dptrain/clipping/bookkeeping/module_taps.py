@@ -22,6 +22,7 @@ from dptrain.clipping.bookkeeping.layer_tap import LayerTap
 from dptrain.clipping.bookkeeping.operations import OperationsRule
 from dptrain.clipping.bookkeeping.readers import Readers
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
+from dptrain.clipping.bookkeeping.rules.rule import LayerRule
 from dptrain.clipping.bookkeeping.rules.table import layers_with_rules, refusals
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.owners import OwnerWatch
@@ -114,12 +115,13 @@ class Taps:
         self._readers = Readers(self.bare)
         self._unread: list[nn.Module] = []  # layers of which the next passes show who reads them
         self._called = False  # whether a call that the probe knows of is under way
-        with contextlib.ExitStack() as undo:
-            self._attach(undo)
-            self._undo = undo.pop_all()
+        with contextlib.ExitStack() as self._undo:
+            self._attach()
+            self._undo = self._undo.pop_all()
 
-    def _attach(self, undo: contextlib.ExitStack) -> None:
+    def _attach(self) -> None:
         """Attach everything, and note how it comes off again, from the last to the first."""
+        undo = self._undo
         _forget_traces(self.module)
         undo.callback(_forget_traces, self.module)
         trained = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
@@ -127,9 +129,7 @@ class Taps:
         device = next(iter(trained.values())).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         for name, (layer, rule) in layers_with_rules(self.bare, OperationsRule).items():
-            tap = LayerTap(layer, rule, self.book, self._anchor, name)
-            undo.callback(tap.remove)
-            self._taps.append(tap)
+            self._tap(layer, rule, name)
         for name, p in trained.items():
             refuse = functools.partial(self._refuse, name)
             undo.callback(_without_leak, p, p.register_post_accumulate_grad_hook(refuse))
@@ -139,6 +139,12 @@ class Taps:
             undo.callback(_ZeroGrad(module, self).remove)
         self._root = RootTap(self.module, self)  # the last: the module may itself be a layer
         undo.callback(self._root.remove)
+
+    def _tap(self, layer: nn.Module, rule: LayerRule, name: str) -> LayerTap:
+        found = LayerTap(layer, rule, self._reports_to, self._anchor, name)
+        self._undo.callback(found.remove)
+        self._taps.append(found)
+        return found
 
     @property
     def watching(self) -> bool:
@@ -262,8 +268,6 @@ class Taps:
     def _follow(self, owner: nn.Module) -> bool:
         """Have all uses of a layer's parameters past its own forward found; whether that is new."""
         tap = self._tap_around(owner, self._readers.of(owner) or [self.bare])
-        if tap is None:
-            return False
         within = next(name for name, m in tap.layer.named_modules() if m is owner)
         others = tap.observe.rule.others
         if others is None or within in others:
@@ -272,7 +276,7 @@ class Taps:
         tap.observe.follow(within, owner, inner)
         return True
 
-    def _tap_around(self, owner: nn.Module, readers: list[nn.Module]) -> LayerTap | None:
+    def _tap_around(self, owner: nn.Module, readers: list[nn.Module]) -> LayerTap:
         """The tap of the one reader, or of what is around all of them and the owner.
 
         Of two that lie within one another, a replay of the outer one would have the uses of both.
@@ -281,31 +285,16 @@ class Taps:
         while name and not {owner, *readers} <= set(self.bare.get_submodule(name).modules()):
             name = name.rpartition(".")[0]
         layer = self.bare.get_submodule(name)
-        if layer is self.bare:
-            return self._root_layer()
-        for tap in self._taps:
-            if tap.layer is layer:
-                return tap
-        found = LayerTap(layer, OperationsRule(name), self._reports_to, self._anchor, name)
-        self._undo.callback(found.remove)
-        self._taps.append(found)
-        return found
-
-    def _root_layer(self) -> LayerTap | None:
-        """The tap of the module itself, if its operations are followed."""
-        for tap in self._taps:
-            if tap.layer is self.bare:
-                return tap
-        attributes = vars(self.bare)
-        before = attributes.get("forward")
-        found = LayerTap(self.bare, OperationsRule(), self._reports_to, self._anchor)
-        if self.module is self.bare:  # below the root's
+        tap = next((tap for tap in self._taps if tap.layer is layer), None)
+        if tap is not None:
+            return tap
+        before = vars(layer).get("forward")
+        found = self._tap(layer, OperationsRule(name), name)
+        if layer is self.module:  # below the root's
             found.own, self._root.own = self._root.own, found
-            attributes["forward"] = before
-        else:
+            vars(layer)["forward"] = before
+        elif layer is self.bare:
             _forget_traces(self.module)
-        self._undo.callback(found.remove)
-        self._taps.append(found)
         return found
 
     def discard(self) -> None:

@@ -370,6 +370,46 @@ def test_a_rule_that_observes_more_than_one_output():
     assert_trains(Factored(), torch.randn(4, 5, 4))
 
 
+class Steps(nn.Module):
+    """Takes (steps, rows, width), between two transpositions of the model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, x):
+        return x.cumsum(0) * self.weight
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Steps()
+
+    def forward(self, x):
+        return self.inner(x.transpose(0, 1)).transpose(0, 1)
+
+
+class StepsRule(LayerRule):
+    """Runs calls on the rows first."""
+
+    def run(self, observe, forward, args, kwargs):
+        def rows_first(x):
+            return forward(x.transpose(0, 1)).transpose(0, 1)
+
+        y = super().run(observe, rows_first, (args[0].transpose(0, 1),), kwargs)
+        return y.transpose(0, 1)
+
+    def uses(self, layer, inputs, gradient):
+        return {"weight": Materialized((inputs[0].cumsum(1) * gradient).sum(1))}
+
+
+def test_a_rule_that_runs_the_calls_of_its_layer():
+    """Whatever layout the layer takes, its uses are of rows in the first dimension."""
+    register_layer(Steps, StepsRule())
+    assert_trains(Turned(), torch.randn(4, 5, 4))
+
+
 class Head(nn.Module):
     """Holds the bias of a layer within it, as heads of BERT do."""
 

@@ -47,9 +47,13 @@ class ConvShape:
                 f"layer is a {type(layer).__name__}; Conv1d, Conv2d and Conv3d have per-example "
                 "gradients here: register your own rule for it, or use Gradients(mode='hooks')"
             )
+        return cls._of(layer, layer.in_channels, layer.out_channels)
+
+    @classmethod
+    def _of(cls, layer: nn.modules.conv._ConvNd, inputs: int, outputs: int) -> ConvShape:
         return cls(
-            in_channels=layer.in_channels,
-            out_channels=layer.out_channels,
+            in_channels=inputs,
+            out_channels=outputs,
             kernel=tuple(layer.kernel_size),
             stride=tuple(layer.stride),
             dilation=tuple(layer.dilation),
@@ -74,15 +78,7 @@ class ConvShape:
             outputs: spatial sizes of what it returned, which tell the output padding of the call.
         """
         assert isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        found = cls(
-            in_channels=layer.out_channels,
-            out_channels=layer.in_channels,
-            kernel=tuple(layer.kernel_size),
-            stride=tuple(layer.stride),
-            dilation=tuple(layer.dilation),
-            padding=_pairs(layer),
-            groups=layer.groups,
-        )
+        found = cls._of(layer, layer.out_channels, layer.in_channels)
         # Output padding of a stride or more (a dilation allows it) makes room for further outputs
         # of the convolution, which the layer was given nothing for: that much padding is left out.
         spare = [
@@ -141,15 +137,7 @@ class ConvShape:
     def _with_padding(self, a: torch.Tensor, mode: str) -> tuple[torch.Tensor, ConvShape]:
         widths = [width for pads in reversed(self.padding) for width in pads]
         bare = ((0, 0),) * len(self.kernel)
-        shape = ConvShape(
-            self.in_channels,
-            self.out_channels,
-            self.kernel,
-            self.stride,
-            self.dilation,
-            bare,
-            self.groups,
-        )
+        shape = dataclasses.replace(self, padding=bare, padding_mode="zeros")
         return F.pad(a, widths, mode=mode), shape
 
     def check(self, a: torch.Tensor, g: torch.Tensor) -> None:

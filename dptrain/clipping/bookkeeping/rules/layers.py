@@ -218,32 +218,25 @@ class ConvRule(WeightRule):
     def uses(self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
         found: dict[str, Use] = {}
         if inputs:
-            found["weight"] = Convolved(inputs[0], gradient, ConvShape.of(layer))
-        if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = _of_bias(gradient)
+            found["weight"] = self.convolved(layer, inputs[0], gradient)
+        if layer.bias is not None and layer.bias.requires_grad:  # added at all positions
+            total = gradient.flatten(2).sum(2, dtype=summing_dtype(gradient))
+            found["bias"] = Materialized(total)
         return found
 
+    def convolved(self, layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> Convolved:
+        """The use of the weight."""
+        return Convolved(x, gradient, ConvShape.of(layer))
 
-class ConvTransposeRule(WeightRule):
+
+class ConvTransposeRule(ConvRule):
     """Transposed convolutions: convolutions with input and output gradient exchanged."""
 
-    half = True
-
     @override
-    def uses(self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
-        found: dict[str, Use] = {}
-        if inputs:
-            x = inputs[0]  # the sizes that may have been asked for show in the gradient's
-            shape = ConvShape.adjoint(layer, tuple(x.shape[2:]), tuple(gradient.shape[2:]))
-            found["weight"] = Convolved(gradient, x, shape)
-        if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = _of_bias(gradient)
-        return found
-
-
-def _of_bias(gradient: torch.Tensor) -> Materialized:
-    """Of each channel, which is added at all positions."""
-    return Materialized(gradient.flatten(2).sum(2, dtype=summing_dtype(gradient)))
+    def convolved(self, layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> Convolved:
+        # The sizes that may have been asked for show in the gradient's.
+        shape = ConvShape.adjoint(layer, tuple(x.shape[2:]), tuple(gradient.shape[2:]))
+        return Convolved(gradient, x, shape)
 
 
 FINDERS += [sequence_first_rule, experts_rule]

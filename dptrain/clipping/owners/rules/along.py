@@ -73,33 +73,18 @@ def along(call: Call, results: list[torch.Tensor]) -> list[Map]:
     return [found if fits(found, t) else join_all(found) for t in results]
 
 
-@rule("linalg_cross")
-def crossed(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Vectors along one dimension."""
-    return [join_along(join(*call.maps()), [call["dim"]]) for _ in results]
+_ALL_ALONG = names("""
+    linalg_cross _softmax_backward_data _log_softmax_backward_data _masked_softmax_backward
+    glu_backward logcumsumexp_backward _fft_r2c _fft_c2c _fft_c2r
+""")
 
 
-@rule("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax_backward")
-def softmax_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """As the softmax."""
-    both = join(call.map("grad_output"), call.map("output"))
-    return [join_along(both, [call["dim"]]) if both.dim() else both]
-
-
-@rule("glu_backward", "logcumsumexp_backward")
-def along_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """As the forward pass."""
-    (result,) = results
-    dim = call["dim"] % max(result.dim(), 1)
-    parts = [join_along(m, [dim]) for m in call.maps()]
-    found = join(*parts)
-    return [found if fits(found, result) else join_all(found)]
-
-
-@rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
-def transformed(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """All elements along the transformed dimensions."""
-    return [join_along(call.map("self"), call["dim"]) for _ in results]
+@rule(*_ALL_ALONG)
+def all_along(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """All elements of every argument along the dimensions make each of its results."""
+    dims = [call["dim"]] if isinstance(call["dim"], int) else call["dim"]
+    found = join(*(join_along(m, dims) for m in call.maps()))
+    return [found if fits(found, t) else join_all(found) for t in results]
 
 
 @rule("native_layer_norm", "_fused_rms_norm")

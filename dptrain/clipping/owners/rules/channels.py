@@ -119,14 +119,11 @@ def batch_norm(call: Call, results: list[torch.Tensor]) -> list[Map]:
 def batch_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """As the forward pass; parameters are everybody's."""
     training = call["train"] if call.has("train") else True
-    (grad, source), dims = (call.map(n) for n in (_grad_of(call), "input")), results[0].dim()
+    grad = next(call.map(n) for n in ("grad_out", "grad_output") if call.has(n))
+    source, dims = call.map("input"), results[0].dim()
     beside = [n for n in ("weight", "running_mean", "running_var") if call.has(n)]
     own = join(shared(()), *(_by_channel(call.map(n), dims) for n in beside))
     others = [d for d in range(dims) if d != 1]
     channel = join_along(join(grad, source), others)
     whole = join(channel if training else grad, own)
     return [whole if k == 0 else join(channel, own).reshape(-1) for k in _wanted(call)]
-
-
-def _grad_of(call: Call) -> str:
-    return next(n for n in ("grad_out", "grad_output") if call.has(n))
