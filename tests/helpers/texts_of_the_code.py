@@ -51,7 +51,7 @@ clipping/bookkeeping/replay_costs.py: _share() lines
 clipping/bookkeeping/rules/inherited.py: others
 clipping/bookkeeping/rules/recurrent.py: number
 clipping/bookkeeping/module_taps.py: format() get()
-clipping/bookkeeping/rules/rule.py: error expected found missing
+clipping/bookkeeping/rules/rule.py: error expected missing
 clipping/bookkeeping/rules/sequence_first.py: first given
 clipping/bookkeeping/rules/table.py: found
 clipping/opacus/per_example.py: new others
@@ -60,8 +60,8 @@ clipping/owners/rules/products.py: k
 clipping/owners/trace.py: operator
 clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed tested
 clipping/probe/inputs.py: k key
-clipping/probe/examination.py: _say_of() format() get()
-clipping/probe/probe.py: error format() get()
+clipping/probe/examination.py: _say_of() format()
+clipping/probe/probe.py: error get()
 clipping/probe/signature.py: sizes
 clipping/repair.py: kept key text
 distributed/fully_sharded.py: found

@@ -12,6 +12,7 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_dense, check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
@@ -283,6 +284,7 @@ class PerExampleClipper(BookkeepingClipper):
         self._names = {} if names is None else names
 
     @override
+    @full_float32()
     def clipped_sum(self, **options: Any) -> list[torch.Tensor | None]:
         """One clipped sum per parameter, as ``BookkeepingClipper`` has it, consumed.
 
