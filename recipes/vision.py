@@ -21,6 +21,7 @@ from recipes.command import run_recipe
 from recipes.config import Count, one_of
 from recipes.data import (
     Split,
+    Views,
     cifar10,
     cinic10,
     digits,
@@ -240,14 +241,10 @@ def _read_images(settings: VisionSettings) -> Split:
             image_size=data.image_size, test_fraction=data.test_fraction, seed=data.split_seed
         )
     assert data.root is not None
-    changes: dict[str, Any] = {
-        "augment": data.augment,
-        "views": data.views,
-        "foreseen": settings.foreseen,
-    }
+    views = Views(data.augment, data.views, data.crops, data.flips)
+    changes: dict[str, Any] = {"views": views, "foreseen": settings.foreseen}
     if data.name == "mnist":
         return mnist(data.root, **changes)
-    changes |= {"crops": data.crops, "flips": data.flips}
     if data.name == "cifar10":
         return cifar10(data.root, **changes)
     if data.name == "cinic10":

@@ -1,5 +1,6 @@
 """Data readers of the recipes."""
 
+from recipes.data.augment import Views
 from recipes.data.cifar import cifar10
 from recipes.data.cinic import cinic10
 from recipes.data.class_folders import image_folder
@@ -12,6 +13,7 @@ from recipes.data.split import Split
 __all__ = [
     "Images",
     "Split",
+    "Views",
     "cifar10",
     "cinic10",
     "digits",

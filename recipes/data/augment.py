@@ -71,30 +71,48 @@ class CropAndFlip:
         return last - (last - row).abs()
 
 
-def training_transform(
-    image_size: int | None, *, augment: bool, views: int, crops: bool = True, flips: bool = True
-) -> Transform | None:
-    """The transform of a training set: ``CropAndFlip`` if ``augment``, else ``None``.
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """The random views that a training set is shown in; by default each image as it is.
 
-    Readers call it before they read as well, for what it refuses; the size may not be known then.
+    Attributes:
+        augment: random views of the training images, by ``crops`` and ``flips``.
+        count: views of each training image; more than one needs ``augment``.
+        crops: augment by crops of the image padded by four reflected pixels a side.
+        flips: augment by mirror images.
 
     Raises:
-        ValueError: for several views without augmentation, augmentation by nothing, or images too
-            small to be cropped.
+        ValueError: for several views without augmentation, or augmentation by nothing.
     """
-    if views < 1:
-        raise ValueError(f"views={views}: an example has at least one view")
-    if augment:
-        if not crops and not flips:
+
+    augment: bool = False
+    count: int = 1
+    crops: bool = True
+    flips: bool = True
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"views={self.count}: an example has at least one view")
+        if self.augment and not self.crops and not self.flips:
             raise ValueError(
                 "augment=true with crops=false and flips=false: a view would be the image itself; "
                 "set one of them to true, or augment to false"
             )
-        padding = PADDING if crops else 0
-        return CropAndFlip(padding + 1 if image_size is None else image_size, flips, padding)
-    if views > 1:
-        raise ValueError(
-            f"views={views} with augment=false: equal views cost {views} times the work and change "
-            "nothing; set augment to true, or views to 1"
-        )
-    return None
+        if self.count > 1 and not self.augment:
+            raise ValueError(
+                f"views={self.count} with augment=false: equal views cost {self.count} times the "
+                "work and change nothing; set augment to true, or views to 1"
+            )
+
+    def of(self, image_size: int) -> Transform | None:
+        """The transform that makes the views; ``None`` without augmentation.
+
+        Raises:
+            ValueError: if the images are too small to be cropped.
+        """
+        if not self.augment:
+            return None
+        return CropAndFlip(image_size, self.flips, PADDING if self.crops else 0)
+
+
+PLAIN = Views()

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import torch
 
-from recipes.data.augment import training_transform
+from recipes.data.augment import PLAIN, Views
 from recipes.data.batch_pickle import read_batch_pickle
 from recipes.data.class_folders import TRAIN as TRAIN_FOLDER
 from recipes.data.class_folders import read_parts
@@ -35,10 +35,7 @@ PARQUET = "plain_text"
 def cifar10(
     root: str | pathlib.Path,
     *,
-    augment: bool = False,
-    views: int = 1,
-    crops: bool = True,
-    flips: bool = True,
+    views: Views = PLAIN,
     foreseen: Foreseen = unheard,
 ) -> Split:
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 3×32×32.
@@ -51,18 +48,13 @@ def cifar10(
             ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub; or one that
             holds ``train`` and ``test``, each with a folder of images for every class, which are
             read class by class in alphabetical order.
-        augment: random views of the training images, by ``crops`` and ``flips``.
-        views: random views of each training image; more than one needs ``augment``.
-        crops: augment by crops of the image padded by four reflected pixels a side.
-        flips: augment by mirror images.
+        views: of the training images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a folder or file is missing; the message says what belongs where.
         ValueError: naming the file (and image) that is damaged or is no part of CIFAR-10.
     """
-    # What it refuses is refused before minutes of reading.
-    training_transform(IMAGE_SIZE, augment=augment, views=views, crops=crops, flips=flips)
     folder = existing_folder(root)
     batches = [path for path in (folder, folder / BATCHES) if _holds_batches(path)]
     parquet = [path for path in (folder, folder / PARQUET) if any(path.glob("*.parquet"))]
@@ -90,10 +82,7 @@ def cifar10(
         note_size("CIFAR-10's training set", train, TRAIN_SIZE),
         note_size("CIFAR-10's test set", test, TEST_SIZE),
         classes=len(CLASSES),
-        augment=augment,
         views=views,
-        crops=crops,
-        flips=flips,
     )
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 
-from recipes.data.augment import training_transform
+from recipes.data.augment import PLAIN, Views
 from recipes.data.class_folders import list_classes, read_listing
 from recipes.data.parts import Foreseen, existing_folder, image_split, note_size, unheard
 from recipes.data.photographs import CLASSES, IMAGE_SIZE
@@ -20,10 +20,7 @@ def cinic10(
     root: str | pathlib.Path,
     *,
     train_on_valid: bool = False,
-    augment: bool = False,
-    views: int = 1,
-    crops: bool = True,
-    flips: bool = True,
+    views: Views = PLAIN,
     foreseen: Foreseen = unheard,
 ) -> Split:
     """CINIC-10 (Darlow et al. 2018): three splits of 90,000 images of 3×32×32.
@@ -36,18 +33,13 @@ def cinic10(
         root: folder that holds ``train``, ``valid`` and ``test``, each with a folder for each of
             the ten classes.
         train_on_valid: train on the validation split as well (180,000 images).
-        augment: random views of the training images, by ``crops`` and ``flips``.
-        views: random views of each training image; more than one needs ``augment``.
-        crops: augment by crops of the image padded by four reflected pixels a side.
-        flips: augment by mirror images.
+        views: of the training images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: naming the split, class folder or class of images that is missing.
         ValueError: naming a folder that is no class or an image that cannot be used.
     """
-    # What it refuses is refused before minutes of reading.
-    training_transform(IMAGE_SIZE, augment=augment, views=views, crops=crops, flips=flips)
     folder = existing_folder(root)
     for split in SPLITS:
         if not (folder / split).is_dir():
@@ -74,8 +66,5 @@ def cinic10(
         train,
         parts["test"],
         classes=len(CLASSES),
-        augment=augment,
         views=views,
-        crops=crops,
-        flips=flips,
     )

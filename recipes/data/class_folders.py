@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recipes.data.augment import training_transform
+from recipes.data.augment import PLAIN, Views
 from recipes.data.decode import decode, side
 from recipes.data.parts import Foreseen, Part, existing_folder, image_split, unheard
 from recipes.data.split import Split
@@ -181,10 +181,7 @@ def image_folder(
     root: str | pathlib.Path,
     *,
     test: str | None = None,
-    augment: bool = False,
-    views: int = 1,
-    crops: bool = True,
-    flips: bool = True,
+    views: Views = PLAIN,
     foreseen: Foreseen = unheard,
 ) -> Split:
     """Any images in ``ROOT/train/CLASS/*.png`` and ``ROOT/test/CLASS/*.png``.
@@ -195,16 +192,12 @@ def image_folder(
     Args:
         root: of both folders.
         test: name of the test folder; ``None`` finds it among ``TESTS``.
-        augment: random views of the training images, by ``crops`` and ``flips``.
-        views: random views of each training image; more than one needs ``augment``.
-        crops: augment by crops of the image padded by four reflected pixels a side.
-        flips: augment by mirror images.
+        views: of the training images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError, ValueError: as ``list_parts`` and ``decode``.
     """
-    training_transform(None, augment=augment, views=views, crops=crops, flips=flips)
     train, test_listing = list_parts(existing_folder(root), test=test)
     paths = train.paths + test_listing.paths
     count, image_size = len(train.paths), side(paths[0], name=str(paths[0]))
@@ -219,10 +212,7 @@ def image_folder(
         (pixels[:count], train.labels),
         (pixels[count:], test_listing.labels),
         classes=len(train.classes),
-        augment=augment,
         views=views,
-        crops=crops,
-        flips=flips,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import torch
 
-from recipes.data.augment import training_transform
+from recipes.data.augment import PLAIN, Views
 from recipes.data.class_folders import TRAIN, read_parts
 from recipes.data.idx import read_idx
 from recipes.data.parquet import read_shards
@@ -32,8 +33,7 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 def mnist(
     root: str | pathlib.Path,
     *,
-    augment: bool = False,
-    views: int = 1,
+    views: Views = PLAIN,
     foreseen: Foreseen = unheard,
 ) -> Split:
     """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images of 1×28×28.
@@ -46,21 +46,16 @@ def mnist(
             ``MNIST/raw``; or ``train-*.parquet`` and ``test-*.parquet``, itself or in ``mnist``, as
             on the Hugging Face hub; or ``train`` and ``test``, each with folders 0 to 9 of images,
             which are read class by class. Other files beside these are ignored.
-        augment: random crops of the training images and no flips, as a flipped digit is another
-            sign.
-        views: random views of each training image; more than one needs ``augment``.
+        views: of the training images; without flips, as a flipped digit is another sign.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a folder or file is missing; the message says what belongs where.
         ValueError: naming the file (and image) that is damaged or is no part of MNIST.
     """
-    # What it refuses is refused before minutes of reading.
-    training_transform(IMAGE_SIZE, augment=augment, views=views, flips=False)
+    views = dataclasses.replace(views, flips=False)
     train, test = read_mnist(root, foreseen=foreseen)
-    return image_split(
-        train, test, classes=len(CLASSES), augment=augment, views=views, crops=True, flips=False
-    )
+    return image_split(train, test, classes=len(CLASSES), views=views)
 
 
 def read_mnist(root: str | pathlib.Path, *, foreseen: Foreseen = unheard) -> tuple[Part, Part]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from recipes.data.augment import training_transform
+from recipes.data.augment import Views
 from recipes.data.images import Images
 from recipes.data.split import Split
 
@@ -26,16 +26,11 @@ def unheard(examples: int, image_size: int) -> None:
     """What a reader tells where nobody listens."""
 
 
-def image_split(
-    train: Part, test: Part, *, classes: int, augment: bool, views: int, crops: bool, flips: bool
-) -> Split:
+def image_split(train: Part, test: Part, *, classes: int, views: Views) -> Split:
     """The split of two parts of square images; only the training part is augmented."""
     _, channels, _, image_size = train[0].shape
-    transform = training_transform(
-        image_size, augment=augment, views=views, crops=crops, flips=flips
-    )
     return Split(
-        train=Images(*train, transform=transform, views=views),
+        train=Images(*train, transform=views.of(image_size), views=views.count),
         test=Images(*test),
         channels=channels,
         classes=classes,

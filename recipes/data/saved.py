@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recipes.data.augment import training_transform
+from recipes.data.augment import PLAIN, Views
 from recipes.data.class_folders import TESTS, TRAIN, test_name
 from recipes.data.decode import decode, side
 from recipes.data.packages import VISION, package
@@ -33,10 +33,7 @@ def saved_images(
     image: str | None = None,
     label: str | None = None,
     test: str | None = None,
-    augment: bool = False,
-    views: int = 1,
-    crops: bool = True,
-    flips: bool = True,
+    views: Views = PLAIN,
     foreseen: Foreseen = unheard,
 ) -> Split:
     """Any data set of images that lies on disk as tables with an image and a label column.
@@ -53,17 +50,13 @@ def saved_images(
         label: name of the column of labels; ``None``: the only one whose type names classes, or
             else the only one of integers.
         test: name of the test part; ``None`` finds it.
-        augment: random views of the training images, by ``crops`` and ``flips``.
-        views: random views of each training image; more than one needs ``augment``.
-        crops: augment by crops of the image padded by four reflected pixels a side.
-        flips: augment by mirror images.
+        views: of the training images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a part or file is missing.
         ValueError: naming what is ambiguous, or the table and row that cannot be used.
     """
-    training_transform(None, augment=augment, views=views, crops=crops, flips=flips)
     folder = existing_folder(root)
     parts = [
         [encoded_rows(rows, where, image=image, label=label) for rows, where in tables]
@@ -86,10 +79,7 @@ def saved_images(
         (pixels[:count], numbers[0]),
         (pixels[count:], numbers[1]),
         classes=classes,
-        augment=augment,
         views=views,
-        crops=crops,
-        flips=flips,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dptrain.sampling import Poisson, PrivateLoader
-from recipes.data.augment import training_transform
+from recipes.data.augment import Views
 from recipes.data.images import Images
 from tests.helpers.image_files import random_images
 
@@ -139,14 +139,14 @@ def test_impossible_images_are_refused(pixels, labels, views, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": False, "views": 2}, "set augment to true"),
-        ({"augment": False, "views": 0}, "views=0"),
-        ({"augment": True, "views": 1, "crops": False, "flips": False}, "the image itself"),
+        ({"count": 2}, "set augment to true"),
+        ({"count": 0}, "views=0"),
+        ({"augment": True, "crops": False, "flips": False}, "the image itself"),
     ],
 )
 def test_views_need_augmentation(options, message):
     with pytest.raises(ValueError, match=message):
-        training_transform(32, **options)
+        Views(**options)
 
 
 def test_digits_stay_as_they_were():

@@ -186,12 +186,6 @@ def test_missing_batches_and_folders_are_named(root, tmp_path):
         cifar10(tmp_path / "nowhere")
 
 
-def test_views_without_augmentation_are_refused_before_anything_is_read(tmp_path):
-    for views, message in ((0, "at least one view"), (4, "set augment to true")):
-        with pytest.raises(ValueError, match=message):
-            cifar10(tmp_path / "nowhere", views=views)
-
-
 def test_an_array_state_cannot_lie_about_its_size(tmp_path):
     whole = python2_batch(*random_images(2))
     lying = whole.replace(b"K\x01K\x02J\x00\x0c\x00\x00\x86", b"K\x01K\x03J\x00\x0c\x00\x00\x86")
