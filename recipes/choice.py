@@ -214,13 +214,13 @@ def reached(
         _protected(settings[folder]): run for folder, (run, _) in zip(made, found, strict=True)
     }
     for folder, each in settings.items():
-        epsilon, at = each.privacy.epsilon, each.privacy.delta
         if folder in made:
             continue
+        epsilon, at = each.privacy.epsilon, each.privacy.delta
+        like = whose.get(_protected(each))
         if (twin := alike.get(mechanism_fields(each))) is not None:
             found.append(twin)
-        elif epsilon is not None and at is not None and _protected(each) in whose:
-            like = whose[_protected(each)]
+        elif epsilon is not None and at is not None and like is not None:
             promise = dataclasses.replace(_point(each), adjacency=like.adjacency, unit=like.unit)
             found.append((promise, at))
         else:
