@@ -10,24 +10,43 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import resource
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from dptrain.accounting.simulation import default_threads
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "accounting.json"
 Row = dict[str, Any]
+COLUMNS = (
+    ("accountant", "{accountant}"),
+    ("case", "{case}"),
+    ("time", "{seconds:time}", ""),
+    (
+        "result",
+        "{rate:,.0f} samples a second",
+        "{samples_a_direction:,} samples a direction",
+        "{symbol} = {value:.4g}",
+        "ε = {allocation_epsilon:.4f}",
+        "ε = {epsilon:.4g}",
+        "",
+    ),
+    (
+        "beside it",
+        "plain simulation: {plain_samples_a_direction:,} samples",
+        "published bracket: {low:g} to {high:g}",
+        "dp_accounting: {dp_accounting_seconds:time}, {symbol} = {dp_accounting_value:.4g}",
+        "",
+    ),
+)
 _DEVICE = "cpu"
 
 
@@ -54,7 +73,7 @@ def losses_a_second(simulation: Any, sigmas: list[float], samples: int) -> float
     return drawn / seconds / len(sigmas)
 
 
-def min_sep_losses() -> Row:
+def min_sep_losses() -> list[Row]:
     """b-min-sep: n = 2,000, 16 bands, p = .01; target 200,000/s and 1 GB."""
     from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
     from dptrain.strategies import BandMF
@@ -64,16 +83,20 @@ def min_sep_losses() -> Row:
         steps=2000, warm_start=True,
     )  # fmt: skip
     engine = "cuda" if _DEVICE == "cuda" else "auto"
-    rates = {
-        f"{count} σ": losses_a_second(
-            MinSepLosses(law, engine=engine), [2.0 * 1.01**k for k in range(count)], samples
-        )
+    return [
+        {
+            "accountant": "b-min-sep losses",
+            "case": f"{count} σ",
+            "rate": losses_a_second(
+                MinSepLosses(law, engine=engine), [2.0 * 1.01**k for k in range(count)], samples
+            ),
+            "target": 200_000,
+        }
         for count, samples in ((1, 600_000), (7, 100_000))
-    }
-    return {"samples_per_s": rates, "target": 200_000}
+    ]
 
 
-def long_losses() -> Row:
+def long_losses() -> list[Row]:
     """b-min-sep: n = 7,200, 256 bands (the size of a GPU's job)."""
     from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
     from dptrain.strategies import BandMF
@@ -84,28 +107,34 @@ def long_losses() -> Row:
     )  # fmt: skip
     engine = "cuda" if _DEVICE == "cuda" else "auto"
     rate = losses_a_second(MinSepLosses(law, engine=engine), [2.0], 20_000)
-    return {"samples_per_s": {"1 σ": rate}}
+    return [{"case": "b-min-sep losses, 256 bands", "rate": rate}]
 
 
-def balls_in_bins_losses() -> Row:
+def balls_in_bins_losses() -> list[Row]:
     """Balls-in-bins: n = 1,000, b = 100; target 2,000,000/s."""
     from dptrain.accounting.balls_in_bins import BallsInBinsLosses
     from dptrain.strategies import BSR, SquareRoot
 
-    rates = {}
-    for name, strategy in (("BSR(4)", BSR(bands=4)), ("dense", SquareRoot())):
-        simulation = BallsInBinsLosses(strategy.bind(1000), 1000, 100)
-        rates[name] = losses_a_second(simulation, [5.0], 4_000_000)
-    return {"samples_per_s": rates, "target": 2_000_000}
+    return [
+        {
+            "accountant": "balls-in-bins losses",
+            "case": name,
+            "rate": losses_a_second(
+                BallsInBinsLosses(strategy.bind(1000), 1000, 100), [5.0], 4_000_000
+            ),
+            "target": 2_000_000,
+        }
+        for name, strategy in (("BSR(4)", BSR(bands=4)), ("dense", SquareRoot()))
+    ]
 
 
-def certificate() -> Row:
+def certificate() -> list[Row]:
     """σ of b-min-sep (n = 1,000, 16 bands, p = .01) for ε = 2, and the samples behind it."""
     from dptrain.accounting.min_sep import MinSepImportance
     from dptrain.accounting.simulation import Rule, counted_split
 
     mechanism = min_sep(1000)
-    found = {}
+    found = []
     for delta in (1e-5, 1e-6):
         accountant = MinSepImportance(seed=1, progress=False)
         seconds, shown = timed(lambda: accountant.calibrate(mechanism, epsilon=2.0, delta=delta))  # noqa: B023
@@ -114,12 +143,14 @@ def certificate() -> Row:
         sides = [row[side] for row in evidence["grid"] for side in ("remove", "add") if row[side]]
         most = max(side["samples"] for side in sides)
         plain = Rule.plain(*counted_split(delta, 1), 10**9).span(1.0)[0]
-        found[f"delta={delta:g}"] = {
+        found.append({
+            "accountant": "b-min-sep certificate", "case": f"δ = {delta:g}",
             "seconds": seconds, "sigma": shown.noise_multiplier,
             "deterministic_sigma": evidence["ceiling"], "samples_a_direction": most,
             "plain_samples_a_direction": plain, "fewer": plain / most,
-        }  # fmt: skip
-    return {"certificates": found, "target": "10 times fewer than 123 million at 1e-6"}
+            "target": "10 times fewer than 123 million at 1e-6",
+        })  # fmt: skip
+    return found
 
 
 def min_sep(steps: int) -> Any:
@@ -138,26 +169,29 @@ def poisson(strategy: Any, steps: int, sigma: float, probability: float = 0.01) 
     return MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=sigma)
 
 
-def mmcc() -> Row:
+def mmcc() -> list[Row]:
     """MMCC: n = 2,000; target 300 s dense, 30 s banded, 1e-3 in ε for C = I."""
     from dptrain.accounting.mmcc import MMCC
     from dptrain.accounting.poisson import PoissonPLD
     from dptrain.strategies import BSR, Identity, SquareRoot
 
-    rows: Row = {}
-    for name, strategy, sigma in (
-        ("square root", SquareRoot(), 50.0), ("BSR(16)", BSR(bands=16), 8.0)
+    rows: list[Row] = []
+    for name, strategy, sigma, target in (
+        ("square root", SquareRoot(), 50.0, 300), ("BSR(16)", BSR(bands=16), 8.0, 30)
     ):  # fmt: skip
         pair = poisson(strategy, 2000, sigma)
         seconds, shown = timed(lambda: MMCC().guarantee(pair, delta=1e-6))  # noqa: B023
-        rows[name] = {"seconds": seconds, "epsilon": shown.epsilon, "sigma": sigma}
+        rows.append({
+            "accountant": "MMCC", "case": name, "seconds": seconds, "epsilon": shown.epsilon,
+            "sigma": sigma, "target": target,
+        })  # fmt: skip
     same = poisson(Identity(), 2000, 1.0)
     ours, theirs = (each.guarantee(same, delta=1e-6).epsilon for each in (MMCC(), PoissonPLD()))
-    rows["C = I"] = {"mmcc": ours, "poisson": theirs, "difference": ours - theirs}
-    return {**rows, "target": {"square root": 300, "BSR(16)": 30, "C = I": 1e-3}}
+    difference = {"mmcc": ours, "poisson": theirs, "difference": ours - theirs}
+    return [*rows, {"case": "MMCC, C = I", **difference, "target": 1e-3}]
 
 
-def renyi() -> Row:
+def renyi() -> list[Row]:
     """Rényi divergences: C = I, b = 1,000, α ≤ 256 in .5 s; p = 4, b = 100, α ≤ 22 in 15 s."""
     from dptrain.accounting.renyi import banded_log_sums, gram_matrix, independent_log_sums
     from dptrain.strategies import BSR
@@ -165,53 +199,65 @@ def renyi() -> Row:
     plain, _ = timed(lambda: independent_log_sums(np.full(1000, 0.25), 256), repeats=5)
     gram = gram_matrix(BSR(bands=4).bind(100), steps=100, bins=100) / 4.0
     banded, _ = timed(lambda: banded_log_sums(gram, 4, 22), repeats=3)
-    return {"C = I": plain, "banded": banded, "target": {"C = I": 0.5, "banded": 15}}
+    return [
+        {"accountant": "balls-in-bins Rényi", "case": case, "seconds": seconds, "target": target}
+        for case, seconds, target in (("C = I", plain, 0.5), ("banded", banded, 15))
+    ]
 
 
-def plain_profile() -> Row:
+def plain_profile() -> list[Row]:
     """``profile`` of plain DP-SGD (q = 1/300, n = 1,500), 201 ε; target 1 s, 500 MB in all."""
     from dptrain.accounting import profile
     from dptrain.strategies import Identity
 
-    rows: Row = {"target": {"seconds": 1.0, "peak_mib": 500}}
-    rows["mib_before"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    rows, before = [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     for sigma in (0.4778, 0.6):
         pair = poisson(Identity(), 1500, sigma, 1 / 300)
         seconds, found = timed(lambda: profile(pair, np.linspace(0.0, 50.0, 201)))  # noqa: B023
-        rows[f"σ = {sigma:g}"] = {"seconds": seconds, "delta_at_4": float(found.delta[16])}
+        rows.append({
+            "case": f"profile, σ = {sigma:g}", "seconds": seconds,
+            "delta_at_4": float(found.delta[16]), "mib_before": before,
+            "target": {"seconds": 1.0, "peak_mib": 500},
+        })  # fmt: skip
     return rows
 
 
-def conditional_composition() -> Row:
+def conditional_composition() -> list[Row]:
     """Conditional composition: n = 1,000, b = 100; target 60 s."""
     from dptrain import BallsInBins, MatrixMechanism
     from dptrain.accounting.balls_in_bins import ConditionalComposition
     from dptrain.strategies import BSR, SquareRoot
 
     scheme = BallsInBins(bins=100, epochs=10, dataset_size=50_000)
-    rows: Row = {"target": 60}
+    rows = []
     for name, strategy in (("BSR(4)", BSR(bands=4)), ("square root", SquareRoot())):
         pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=20.0)
         seconds, shown = timed(lambda: ConditionalComposition().guarantee(pair, delta=1e-5))  # noqa: B023
-        rows[name] = {"seconds": seconds, "epsilon": shown.epsilon}
+        rows.append({
+            "accountant": "conditional composition", "case": name, "seconds": seconds,
+            "epsilon": shown.epsilon, "target": 60,
+        })  # fmt: skip
     return rows
 
 
-def allocation() -> Row:
+def allocation() -> list[Row]:
     """Random allocation, C = I, t = 100: the near-exact distribution and the known brackets."""
     from dptrain import BallsInBins, Identity, MatrixMechanism
     from dptrain.accounting.balls_in_bins import AllocationPLD
 
     scheme = BallsInBins(bins=100, epochs=1, dataset_size=50_000)
-    rows: Row = {}
-    for sigma, bracket in ((1.0, [0.6176, 0.6239]), (2.0, [0.1712, 0.175]), (0.6, [3.4303, 3.432])):
+    rows = []
+    for sigma, low, high in ((1.0, 0.6176, 0.6239), (2.0, 0.1712, 0.175), (0.6, 3.4303, 3.432)):
         pair = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
         seconds, shown = timed(lambda: AllocationPLD().guarantee(pair, delta=1e-5))  # noqa: B023
-        rows[f"σ = {sigma:g}"] = {"seconds": seconds, "epsilon": shown.epsilon, "bracket": bracket}
+        rows.append({
+            "accountant": "random allocation", "case": f"σ = {sigma:g}", "seconds": seconds,
+            "allocation_epsilon": shown.epsilon, "low": low, "high": high,
+        })  # fmt: skip
     return rows
 
 
-def truncated_poisson() -> Row:
+def truncated_poisson() -> list[Row]:
     """Truncated Poisson, T = 1,000, against dp_accounting's event; target 2 s, never looser."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -227,10 +273,11 @@ def truncated_poisson() -> Row:
     def peer() -> float:
         return float(PLDAccountant(relation).compose(event).get_epsilon(1e-5))
 
-    return against(lambda: account(pair, delta=1e-5).epsilon, peer, target=2.0)
+    row = against(lambda: account(pair, delta=1e-5).epsilon, peer, target=2.0)
+    return [{"accountant": "truncated Poisson", "case": "", "symbol": "ε", **row}]
 
 
-def calibrate_poisson() -> Row:
+def calibrate_poisson() -> list[Row]:
     """``calibrate``, Poisson, T = 10,000, against dp_accounting's; target 1.5 s."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -257,7 +304,8 @@ def calibrate_poisson() -> Row:
             )
         )
 
-    return against(ours, peer, target=1.5)
+    row = against(ours, peer, target=1.5)
+    return [{"accountant": "calibrating Poisson", "case": "", "symbol": "σ", **row}]
 
 
 def against(ours: Callable[[], float], peer: Callable[[], float], *, target: float) -> Row:
@@ -276,18 +324,18 @@ def against(ours: Callable[[], float], peer: Callable[[], float], *, target: flo
     }  # fmt: skip
 
 
-PARTS: dict[str, Callable[[], Row]] = {
+PARTS: dict[str, Callable[[], list[Row]]] = {
     each.__name__: each
     for each in (
         min_sep_losses,
         long_losses,
         balls_in_bins_losses,
         certificate,
-        mmcc,
         renyi,
         plain_profile,
-        conditional_composition,
         allocation,
+        conditional_composition,
+        mmcc,
         truncated_poisson,
         calibrate_poisson,
     )
@@ -306,25 +354,30 @@ def main() -> None:
         global _DEVICE
         _DEVICE = options.device
         warnings.simplefilter("ignore", UserWarning)
-        row = PARTS[options.child]()
-        row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        print(json.dumps(row))
+        rows = PARTS[options.child]()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(json.dumps([{"part": options.child, **row, "peak_mib": peak} for row in rows]))
         return
-    found: Row = {}
-    if options.json.exists():
-        found = json.loads(options.json.read_text(encoding="utf-8"))
-    found["machine"] = {
-        "cores": default_threads(), "load": os.getloadavg()[0], "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "scipy", "torch", "dp-accounting")},
-    }  # fmt: skip
+    machine = results.machine("numpy", "scipy", "torch", "dp-accounting", load=True)
     for name in options.only:
         command = [sys.executable, __file__, "--child", name, "--device", options.device]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found[name] = json.loads(done.stdout.splitlines()[-1])
+        new = json.loads(done.stdout.splitlines()[-1])
         print(f"{name}: {(PARTS[name].__doc__ or '').splitlines()[0]}")
-        print("   ", json.dumps(found[name], ensure_ascii=False))
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        print("   ", json.dumps(new, ensure_ascii=False))
+        kept = results.rows_of(options.json, "accounting")
+        kept += results.read(options.json).get("more", [])
+        keep([row for row in kept if row["part"] != name] + new, options.json, machine)
+
+
+def keep(rows: list[Row], path: pathlib.Path, machine: Row) -> None:
+    """Write rows in the order of the parts; those of no accountant are not shown."""
+    rows = sorted(rows, key=lambda row: list(PARTS).index(row["part"]))
+    table = results.Table(COLUMNS, [row for row in rows if "accountant" in row])
+    more = [row for row in rows if "accountant" not in row]
+    results.publish(
+        path, {"accounting": table}, script=__file__, machine=machine, quiet=True, more=more
+    )
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ import importlib
 import importlib.util
 import json
 import math
-import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -35,10 +33,20 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from scripts import results
+
 OUT = pathlib.Path(__file__).parent / "results" / "accounting_peers.json"
 PEERS = ("dp_accounting", "PLD_accounting", "jax_privacy", "opake")
 PACKAGES = {"PLD_accounting": "PLD-accounting", "jax_privacy": "jax-privacy",
             "opake": "opake-accounting", "dp_accounting": "dp-accounting"}  # fmt: skip
+COLUMNS = (
+    ("mechanism", "{title}"),
+    *(
+        (name, f"{{{name}.epsilon:.4f}} ({{{name}.seconds:time}})", f"{{said.{name}}}")
+        for name in ("dptrain", *PEERS)
+    ),
+    ("σ ratio", "{most:.4f}"),
+)
 ENOUGH = 3.0  # seconds after which a library is not asked again
 JAX_SAMPLES, JAX_CHUNK = 10_000_000, 250_000  # of its simulation, and at a time
 
@@ -373,11 +381,10 @@ def measured(case: Case, peers: dict[str, Any]) -> Row:
 
     asked: dict[str, Callable[[], Any]] = {"dptrain": ours}
     failed: dict[str, str] = {}
+    absent = {name: "not asked" for name in case.peers if name not in peers}
     for name, make in case.peers.items():
         if name in peers:
             asked[name] = make(peers[name])
-        else:
-            failed[name] = "not asked"
     seconds: dict[str, list[float]] = {name: [] for name in asked}
     answers: dict[str, Any] = {}
     for _ in range(3):
@@ -394,7 +401,8 @@ def measured(case: Case, peers: dict[str, Any]) -> Row:
     guarantee = answers.pop("dptrain")
     row: Row = {
         "case": case.name, "delta": case.delta, "sigma": mechanism.noise_multiplier,
-        "remark": case.remark, "failed": failed,
+        "title": f"{case.name} ({case.remark})" if case.remark else case.name,
+        "failed": failed, "said": absent | dict.fromkeys(failed, "no answer"),
         "dptrain": {
             "epsilon": guarantee.epsilon, "seconds": statistics.median(seconds["dptrain"]),
             "kind": guarantee.kind.value, "accountant": guarantee.accountant,
@@ -407,7 +415,9 @@ def measured(case: Case, peers: dict[str, Any]) -> Row:
                 scheme=mechanism.scheme, strategy=mechanism.strategy, epsilon=epsilon,
                 delta=case.delta, accountant=case.accountant,
             )  # fmt: skip
-            row[name]["sigma_ratio"] = found.mechanism.noise_multiplier / mechanism.noise_multiplier
+            ratio = found.mechanism.noise_multiplier / mechanism.noise_multiplier
+            row[name]["sigma_ratio"] = ratio
+            row["most"] = max(ratio, row.get("most", ratio))
     return row
 
 
@@ -424,28 +434,21 @@ def main() -> None:
     warnings.simplefilter("ignore")
     here = loaded(options.peers)
     peers = {name: module for name, module in here.items() if name not in options.without}
-    versions = {"python": platform.python_version(), "dptrain": metadata.version("dptrain")}
+    versions = {"dptrain": metadata.version("dptrain")}
     for name in PEERS:
         versions[name] = metadata.version(PACKAGES[name]) if name in here else "missing"
-    before: Row = {"cases": []}
-    if options.json.exists():
-        before = json.loads(options.json.read_text(encoding="utf-8"))
-    rows = {row["case"]: row for row in before["cases"]}
+    rows = {row["case"]: row for row in results.rows_of(options.json, "accounting_peers")}
     known = cases()
     for case in known:
         if options.only and not any(word in case.name for word in options.only):
             continue
         rows[case.name] = measured(case, peers)
         print(json.dumps(rows[case.name], ensure_ascii=False), flush=True)
-        load = round(os.getloadavg()[0], 2)
-        machine = {"cores": os.cpu_count(), "load": load, **versions}
-        value = {
-            "machine": machine,
-            "cases": [rows[each.name] for each in known if each.name in rows],
-        }  # fmt: skip
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        shown = [rows[each.name] for each in known if each.name in rows]
+        results.publish(
+            options.json, {"accounting_peers": results.Table(COLUMNS, shown)}, script=__file__,
+            machine=results.machine(load=True) | versions, quiet=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

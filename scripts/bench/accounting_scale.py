@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import resource
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from typing import Any
 
 from dptrain import BandMF, MinSep
 from dptrain.accounting import calibrate
-from dptrain.accounting.simulation import default_threads
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "accounting_scale.json"
 
@@ -34,6 +31,16 @@ CASES: dict[str, tuple[int, int, int, int, int, float, float]] = {
     "small-epsilon": (200_000, 512, 2000, 64, 64, 1.0, 1e-6),
     "long": (100_000_000, 4096, 100_000, 512, 512, 8.0, 1e-9),
 }
+RUN = "{dataset_size:,} examples, batches of {batch_size:,}, {steps:,} steps"
+COLUMNS = (
+    ("run", f"{RUN}, cut to {{max_batch_size:,}}", RUN),
+    ("b", "{min_sep}, {bands} bands"),
+    ("(ε, δ)", "({epsilon:g}, {delta:g})"),
+    ("σ", "{sigma:.4f}"),
+    ("kind", "{kind}, {samples:,} samples", "{kind}", "stopped"),
+    ("time", "{seconds:time}", "over {stopped_after:time}"),
+    ("memory", "{peak_mib:,} MiB", ""),
+)
 # Largest batches; the others cut none.
 CAPS = {"section-7.4-truncated": 2048}
 
@@ -56,7 +63,7 @@ def solve(
         "sigma": found.mechanism.noise_multiplier,
         "kind": found.guarantee.kind.value,
         "accountant": found.guarantee.accountant,
-        "samples": samples,
+        "samples": samples or None,
         "seconds": seconds,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
@@ -74,18 +81,14 @@ def main() -> None:
         solve((1000, 50, 70, 2, 2, 4.0, 1e-4))
         print(json.dumps(solve(CASES[options.child], CAPS.get(options.child))))
         return
-    found: dict[str, Any] = {"cases": {}}
-    if options.json.exists():
-        found = json.loads(options.json.read_text(encoding="utf-8"))
-    found["machine"] = {
-        "cores": default_threads(), "load": os.getloadavg()[0], "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "scipy", "numba")},
-    }  # fmt: skip
+    machine = results.machine("numpy", "scipy", "numba", load=True)
+    rows = {row["case"]: row for row in results.rows_of(options.json, "accounting_scale")}
     for name in options.only:
         size, batch, steps, min_sep, bands, epsilon, delta = CASES[name]
         case: dict[str, Any] = {
-            "dataset_size": size, "batch_size": batch, "steps": steps, "min_sep": min_sep,
-            "bands": bands, "epsilon": epsilon, "delta": delta, "max_batch_size": CAPS.get(name),
+            "case": name, "dataset_size": size, "batch_size": batch, "steps": steps,
+            "min_sep": min_sep, "bands": bands, "epsilon": epsilon, "delta": delta,
+            "max_batch_size": CAPS.get(name),
         }  # fmt: skip
         try:
             done = subprocess.run(
@@ -95,10 +98,12 @@ def main() -> None:
             case |= json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             case["stopped_after"] = options.limit
-        found["cases"][name] = case
-        print(name, json.dumps(case, ensure_ascii=False), flush=True)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        rows[name] = case
+        print(json.dumps(case, ensure_ascii=False), flush=True)
+        table = results.Table(COLUMNS, list(rows.values()))
+        results.publish(
+            options.json, {"accounting_scale": table}, script=__file__, machine=machine, quiet=True
+        )
 
 
 if __name__ == "__main__":

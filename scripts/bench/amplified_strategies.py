@@ -20,11 +20,8 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import pathlib
-import platform
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -37,12 +34,21 @@ from dptrain import (
 )
 from dptrain.accounting import calibrate
 from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
-from dptrain.accounting.simulation import default_threads
 from dptrain.planning import amplified_band_mf
 from dptrain.sampling import Scheme
 from dptrain.strategies import PREFIX_SUMS, MomentumSGD, Workload
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "amplified_strategies.json"
+COLUMNS = (
+    ("run", "({epsilon:g}, {delta:.3g}), {steps:,} steps"),
+    ("ordinary", "{ordinary.pair}"),
+    ("error", "{ordinary.shown:figures4}"),
+    ("chosen", "{chosen.pair}"),
+    ("error", "{chosen.shown:figures4}"),
+    ("less error", "{gain:.1f} %"),
+    ("σ by", "{sigma_by}"),
+)
 Row = dict[str, Any]
 _SAMPLES = 2048
 Pair = tuple[Scheme, BandMF]
@@ -206,6 +212,16 @@ def compared(run: Run, row: Row, ordinary: Pair, chosen: Pair, certified: bool) 
         yield row
 
 
+def compared_by(row: Row) -> Row:
+    """The row with the errors that are shown: by certified σ where both sides have one."""
+    sides = row["ordinary"], row["chosen"]
+    key = "error" if all("error" in side for side in sides) else "estimated_error"
+    for side in sides:
+        side["shown"] = side[key]
+    gain = 100 * (1 - row["chosen"][key] / row["ordinary"][key])
+    return {**row, "gain": gain, "sigma_by": sides[1]["kind"] if key == "error" else "estimate"}
+
+
 def main() -> None:
     """Measure the runs, print each as it goes on, and write all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -213,19 +229,17 @@ def main() -> None:
     parser.add_argument("--estimates", action="store_true", help="leave out what certifies")
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
     options = parser.parse_args()
-    tree: Row = {}
-    if options.json.exists():
-        tree = json.loads(options.json.read_text(encoding="utf-8"))
-    tree["machine"] = {
-        "cores": default_threads(), "load": os.getloadavg()[0], "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "scipy", "torch")},
-    }  # fmt: skip
+    rows = {row["run"]: row for row in results.rows_of(options.json, "amplified_strategies")}
+    machine = results.machine("numpy", "scipy", "torch", load=True)
     for name in options.only:
         for row in measure(RUNS[name], not options.estimates):
-            tree[name] = row
+            rows[name] = {"run": name, **compared_by(row)}
             print(f"ε = {name}:", json.dumps(row, ensure_ascii=False), flush=True)
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+            table = results.Table(COLUMNS, list(rows.values()))
+            results.publish(
+                options.json, {"amplified_strategies": table}, script=__file__, machine=machine,
+                quiet=True,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

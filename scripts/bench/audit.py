@@ -16,13 +16,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
-import os
 import pathlib
-import platform
 import time
 import warnings
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -43,6 +39,7 @@ from dptrain import (
 from dptrain.accounting import find_accountants
 from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.auditing import StatedCurve, audit_mechanism
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "audit.json"
 N, STEPS, BATCH = 5000, 200, 100
@@ -64,6 +61,18 @@ PAIRS = {
 EPSILONS, DELTAS = (1.0, 4.0, 8.0), (1e-3, 1e-5)
 SHARPER = 40  # times the samples of a profile
 DIRECTIONS = ("remove", "add")
+COLUMNS = (
+    ("pair", "{scheme}, {strategy}"),
+    ("ε", "{epsilon:g}"),
+    ("target δ", "{delta:g}"),
+    ("accountant", "{accountant}"),
+    ("stated δ", "{stated_delta:.3g}"),
+    ("found / stated", "{ratio:.3f} ± {ratio_standard_error:.3f}"),
+    ("ε found", "{epsilon_estimate:.3f}"),
+    ("ε at least", "{epsilon_lower:.3f}"),
+    ("by counting", "{counting.epsilon_lower:.2f}"),
+    ("at best", "{counting.most:.2f}"),
+)
 Row = dict[str, Any]
 
 
@@ -107,6 +116,7 @@ def audited(name: str, epsilon: float, delta: float, samples: int, runs: int) ->
         "accountant": stated.accountant,
         "kind": stated.kind.value,
         "stated": theirs,
+        "stated_delta": max(theirs.values()),
         "estimated": {
             each: {
                 "delta": ours[each].delta,
@@ -143,15 +153,14 @@ def main() -> None:
     options = parser.parse_args()
     # δ = 1e-3 is more than 1/N here: these are no guarantees for anybody.
     warnings.filterwarnings("ignore", message="delta=0.001 is not below 1/N")
-    tree = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {"rows": []}
+    key, order = ("scheme", "epsilon", "delta"), list(PAIRS)
+    rows = {tuple(row[k] for k in key): row for row in results.rows_of(OUT, "audit")}
     cases = list(itertools.product(options.pairs, options.epsilons, options.deltas))
     for case in tqdm(cases, delay=2, unit="case"):
         row = audited(*case, options.samples, options.runs)
-        key = ("scheme", "epsilon", "delta")
-        rows = [old for old in tree["rows"] if [old[k] for k in key] != [row[k] for k in key]]
-        tree["rows"] = [*rows, row]
-        order = {name: i for i, name in enumerate(PAIRS)}
-        tree["rows"].sort(key=lambda each: (order[each["scheme"]], each["epsilon"], -each["delta"]))
+        rows[case] = row
+        places = sorted(rows, key=lambda at: (order.index(at[0]), at[1], -at[2]))
+        table = results.Table(COLUMNS, [rows[at] for at in places])
         tqdm.write(
             f"{row['scheme']} ε={row['epsilon']:g} δ={row['delta']:g}: δ̂/δ = {row['ratio']:.3f} ± "
             f"{row['ratio_standard_error']:.3f}, ε̂ = {row['epsilon_estimate']}, counting "
@@ -159,12 +168,8 @@ def main() -> None:
             f"{row['violations']} ({row['seconds']:.0f} s)"
         )
         if options.json:
-            tree["machine"] = {
-                "cores": os.cpu_count(),
-                "python": platform.python_version(),
-                **{each: version(each) for each in ("torch", "numpy")},
-            }
-            OUT.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            here = results.machine("torch", "numpy")
+            results.publish(OUT, {"audit": table}, script=__file__, machine=here, quiet=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import pathlib
-import platform
+import statistics
 import warnings
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -51,12 +49,12 @@ from dptrain.auditing import (
     participations,
     plant_canaries,
 )
+from scripts import results
 from scripts.bench.utility_digits import (
     BANDS,
     BATCHES_PER_EPOCH,
-    MAX_GRAD_NORM,
+    CONTEST,
     MIN_SEP,
-    MOMENTUM,
     STEPS,
     network,
     split,
@@ -67,6 +65,20 @@ EPSILON, DELTA = 8.0, 1e-5  # as mδ is spent on guesses that are given away, be
 RATES = {"identity": 0.03, "bandmf": 0.06}  # as utility_digits.py chose them at ε = 8
 VARIANTS = ("none", "gradient", "input")
 CANARIES, SPARE = 1000, 1000
+TITLES = {"identity": "`Identity` + `Poisson`", "bandmf": "`BandMF(10)` + `MinSep(10)`"}
+COLUMNS = (
+    ("mechanism", "{shown.mechanism}"),
+    ("canaries", "{shown.canaries}"),
+    ("stated ε", "{epsilon:g}"),
+    (
+        "ε at least",
+        "{shown.run.epsilon_lower:.2f} ({shown.run.least:.2f} to {shown.run.most:.2f})",
+    ),
+    ("by the game alone", "{shown.expected:.2f}"),
+    ("guesses right", "{shown.run.correct} of {shown.run.guesses}"),
+    ("contradicted", "{shown.run.contradicted} of {shown.run.seeds}"),
+    ("accuracy", "{shown.accuracy:% .1f} ({shown.least:% .1f} to {shown.most:% .1f})"),
+)
 LEVEL, CONFIDENCE = 0.05, 0.9995
 HELD_OUT = 180  # images that input canaries are made of
 CLASSES = 10
@@ -149,10 +161,10 @@ def trained(method: str, variant: str, mechanism: MatrixMechanism, seed: int, cu
     rate = RATES[method] * len(examples) / real
     private = PrivacyEngine().make_private(
         module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=rate, momentum=MOMENTUM),
+        optimizer=torch.optim.SGD(module.parameters(), lr=rate, momentum=CONTEST.momentum),
         data=examples,
         mechanism=mechanism,
-        max_grad_norm=MAX_GRAD_NORM,
+        max_grad_norm=CONTEST.max_grad_norm,
         seed=seed,
     )
     before = np.zeros(0)
@@ -200,6 +212,31 @@ def expected(mechanism: MatrixMechanism, seeds: int) -> list[float]:
     return found
 
 
+def shown(row: Row) -> Row:
+    """What the table says of a row's runs: medians, and the least and most of the seeds."""
+    runs = sorted(row["runs"], key=lambda run: run.get("epsilon_lower", 0))
+    accuracies = [run["accuracy"] for run in runs]
+    found: Row = {
+        "mechanism": TITLES[row["method"]],
+        "canaries": f"{row['canaries']} {row['variant']}" if row["canaries"] else "none",
+        "accuracy": statistics.mean(accuracies),
+        "least": min(accuracies),
+        "most": max(accuracies),
+    }
+    if row["canaries"]:
+        middle = runs[len(runs) // 2]
+        found["run"] = {
+            **middle,
+            "least": runs[0]["epsilon_lower"],
+            "most": runs[-1]["epsilon_lower"],
+            "contradicted": sum(bool(run["violations"]) for run in runs),
+            "seeds": len(runs),
+        }
+    if "expected" in row:
+        found["expected"] = statistics.median(row["expected"])
+    return found
+
+
 def main() -> None:
     """Train, audit, print a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -207,21 +244,20 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default=OUT)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    tree: dict[str, Any] = {"rows": []}
-    if options.results.exists():
-        tree = json.loads(options.results.read_text(encoding="utf-8"))
+    rows = {
+        (row["method"], row["variant"]): row
+        for row in results.rows_of(options.results, "audit_digits")
+    }
     cases = [(method, variant) for method in RATES for variant in VARIANTS]
     for method, variant in tqdm(cases, unit="case"):
-        row = next(
-            (r for r in tree["rows"] if (r["method"], r["variant"]) == (method, variant)), None
-        )
+        row = rows.get((method, variant))
         if row is None:
             size = len(split().train) + (0 if variant == "none" else CANARIES)
             row = {"method": method, "variant": variant, "runs": []}
             row |= {"examples": len(split().train), "canaries": size - len(split().train)}
             row |= {"epsilon": EPSILON, "delta": DELTA}
             row["mechanism"] = mechanism_of(method, size).to_dict()
-            tree["rows"].append(row)
+            rows[method, variant] = row
         mechanism = MatrixMechanism.from_dict(row["mechanism"])
         missing = [s for s in range(options.seeds) if s not in [r["seed"] for r in row["runs"]]]
         curve = stated_curve(mechanism) if missing and variant != "none" else None
@@ -230,12 +266,14 @@ def main() -> None:
         for seed in tqdm(missing, unit="run", leave=False):
             row["runs"].append(trained(method, variant, mechanism, seed, curve))
             tqdm.write(f"{method} {variant}: {row['runs'][-1]}")
-            tree["versions"] = {
-                "python": platform.python_version(),
-                **{each: version(each) for each in ("torch", "numpy")},
-            }
-            text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
-            options.results.write_text(text, encoding="utf-8")
+            table = results.Table(COLUMNS, [row | {"shown": shown(row)} for row in rows.values()])
+            results.publish(
+                options.results,
+                {"audit_digits": table},
+                script=__file__,
+                machine=results.machine("torch", "numpy"),
+                quiet=True,
+            )
 
 
 if __name__ == "__main__":

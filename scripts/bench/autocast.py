@@ -13,7 +13,6 @@ Results of models that are not named are kept, if they are of the same machine a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import random
@@ -26,13 +25,22 @@ from torch import nn
 from tqdm import tqdm
 
 from recipes.models import vgg
+from scripts import results
 from scripts.bench.step_measure import WARM_UP, round_of, summary
 from scripts.bench.step_models import CASES, Case, Inputs, call
 from scripts.bench.step_sides import ORDINARY, Side, quiet
-from scripts.bench.step_time import machine
+from scripts.bench.step_time import PACKAGES
 
 OUT = pathlib.Path(__file__).parent / "results" / "autocast.json"
-OURS = "bookkeeping"
+OURS, HALF = "bookkeeping", "in bfloat16"
+COLUMNS = (
+    ("model; batch", "{title}; {batch:,}"),
+    (ORDINARY, f"{{seconds.{ORDINARY}:time}}"),
+    (f"{ORDINARY}, bfloat16", f"{{ratio.{ORDINARY} {HALF}.median:.2f}}"),
+    (OURS, f"{{ratio.{OURS}.median:.2f}}"),
+    (f"{OURS}, bfloat16", f"{{ratio.{OURS} {HALF}.median:.2f}}"),
+    ("gain", "{gain:.2f}"),
+)
 CHANNELS = 243  # averages of wavelets' moduli over 4×4 pixels of a colour image
 WIDTH = 256
 
@@ -70,7 +78,7 @@ def measure(name: str, *, rounds: int, device: str, processor: bool) -> dict[str
     case = MODELS[name]
     sides: dict[str, Side] = {}
     for kind in (ORDINARY, OURS):
-        for label, build in (("", Side), (" in bfloat16", Within)):
+        for label, build in (("", Side), (f" {HALF}", Within)):
             side = build(kind, case, device)
             side.wrap()
             side.settle()
@@ -81,13 +89,16 @@ def measure(name: str, *, rounds: int, device: str, processor: bool) -> dict[str
     for _ in tqdm(range(rounds + WARM_UP), desc=name, unit="round", leave=False, file=sys.stderr):
         draw.shuffle(order)
         done.append(round_of(sides, order, clock))
+    found = summary(done[WARM_UP:])
+    with_it, without = (found["ratio"][side]["median"] for side in (f"{OURS} {HALF}", OURS))
     return {
         "model": name,
         "title": case.title,
         "batch": case.batch,
         "clock": "processor" if processor else "wall",
         "threads": torch.get_num_threads(),
-        **summary(done[WARM_UP:]),
+        **found,
+        "gain": without / with_it,
     }
 
 
@@ -95,8 +106,9 @@ def _kept(path: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
     """Rows of the file by model; none, where they are of another machine."""
     if not path.exists():
         return {}
-    before = json.loads(path.read_text(encoding="utf-8"))
-    return {row["model"]: row for row in before["time"]} if before["machine"] == here else {}
+    before = results.read(path)
+    rows = before["tables"]["autocast"].rows if before["machine"] == here else []
+    return {row["model"]: dict(row) for row in rows}
 
 
 def main() -> None:
@@ -112,7 +124,7 @@ def main() -> None:
     amx = os.path.exists("/proc/cpuinfo") and "amx_bf16" in pathlib.Path("/proc/cpuinfo").read_text(
         encoding="utf-8"
     )
-    here = {**machine(options.device), "amx_bf16": amx}
+    here = {**results.machine(*PACKAGES, device=options.device), "amx_bf16": amx}
     rows = _kept(options.json, here)
     for name in options.models:
         row = measure(
@@ -121,8 +133,10 @@ def main() -> None:
         rows[name] = row
         ratios = ", ".join(f"{side} {value['median']:.2f}" for side, value in row["ratio"].items())
         print(f"{row['title']}, batch {row['batch']}: {ratios}", flush=True)
-        result = {"machine": here, "time": [rows[model] for model in MODELS if model in rows]}
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        table = results.Table(COLUMNS, [rows[model] for model in MODELS if model in rows])
+        results.publish(
+            options.json, {"autocast": table}, script=__file__, machine=here, quiet=True
+        )
 
 
 if __name__ == "__main__":

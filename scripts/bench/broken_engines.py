@@ -9,17 +9,24 @@ Run: PYTHONPATH=. python scripts/bench/broken_engines.py [--runs 20] [--json]
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import warnings
 
 from tqdm import tqdm
 
+from scripts import results
 from tests.helpers.broken_engines import CHANCE, FAULTS
 from tests.helpers.broken_release import RELEASE_FAULTS
 from tests.helpers.broken_user_engines import USER_FAULTS
 
 OUT = pathlib.Path(__file__).parent / "results" / "broken_engines.json"
+COLUMNS = (
+    ("engine", "{fault}"),
+    ("found by", "{found_by}"),
+    ("chance that it is missed", "{shown}"),
+    ("broken engines that failed", "{broken} of {runs}"),
+    ("whole ones that failed", "{whole} of {runs}"),
+)
 
 
 def main() -> None:
@@ -43,22 +50,24 @@ def main() -> None:
                 with fault.broken():
                     failed["broken"] += bool(fault.audited(seed))
                 bar.update(2)
+            missed = 1.0 - fault.power()
             rows.append(
                 {
                     "name": name,
                     "fault": fault.what,
                     "found_by": fault.found_by,
-                    "missed": 1.0 - fault.power(),
+                    "missed": missed,
+                    "shown": f"{missed:.0e}" if missed >= 1e-12 else "< 1e-12",
                     **failed,
+                    "runs": options.runs,
                 }
             )
-            tqdm.write(
-                f"{fault.what}: power 1 - {rows[-1]['missed']:.2g}; of {options.runs} broken "
-                f"{failed['broken']} failed, of as many whole {failed['whole']}"
-            )
-    if options.json:
-        tree = {"chance": CHANCE, "runs": options.runs, "rows": rows}
-        OUT.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    results.publish(
+        OUT if options.json else None,
+        {"broken_engines": results.Table(COLUMNS, rows)},
+        script=__file__,
+        chance=CHANCE,
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Papernot & Steinke 2022 (arXiv 2110.03620) by Rényi divergences, as dp_accounti
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import pathlib
 from typing import Any
@@ -32,10 +31,18 @@ from dptrain.accounting import (
 )
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
+from scripts import results
 
 DELTA, PROBABILITY, STEPS = 1e-5, 0.01, 2000
 SIZE = 50_000
 TARGETS, MEANS = (1.0, 3.0, 8.0), (3, 10, 30)
+COLUMNS = (
+    ("ε of one run", "{epsilon:g}"),
+    ("runs", "{runs}"),
+    ("all together", "{composed:.2f}"),
+    *((law, f"{{random.{law}.epsilon:.2f}}") for law in ("logarithmic", "geometric", "poisson")),
+    ("geometric, by Rényi", "{random.geometric.renyi:.2f}"),
+)
 
 
 def laws(mean: float) -> dict[str, tuple[TrialCount, float]]:
@@ -55,8 +62,8 @@ def by_renyi(sigma: float, mean: float, shape: float) -> float:
     return float(RdpAccountant().compose(event).get_epsilon(DELTA))
 
 
-def measure(target: float) -> dict[str, Any]:
-    """One run's ε, and what becomes of it."""
+def measure(target: float) -> list[dict[str, Any]]:
+    """One run's ε, and what becomes of it, by the number of runs."""
     scheme = Poisson(dataset_size=SIZE, steps=STEPS, probability=PROBABILITY)
     found = calibrate(scheme=scheme, strategy=Identity(), epsilon=target, delta=DELTA)
     run: TradeOff = trade_off(found.mechanism, found.guarantee, floor=1e-11, points=801)
@@ -73,12 +80,14 @@ def measure(target: float) -> dict[str, Any]:
             }
         rows.append(
             {
+                "epsilon": target,
+                "noise_multiplier": sigma,
                 "runs": mean,
                 "composed": compose_runs([run] * mean, delta=DELTA).epsilon,
                 "random": random,
             }
         )
-    return {"epsilon": target, "noise_multiplier": sigma, "rows": rows}
+    return rows
 
 
 def main() -> None:
@@ -87,11 +96,9 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     arguments = parser.parse_args()
     setting = {"delta": DELTA, "probability": PROBABILITY, "steps": STEPS}
-    found = [measure(target) for target in tqdm(TARGETS, desc="ε", delay=2)]
-    text = json.dumps({"setting": setting, "runs": found}, indent=2)
-    print(text)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    rows = [row for target in tqdm(TARGETS, desc="ε", delay=2) for row in measure(target)]
+    table = results.Table(COLUMNS, rows)
+    results.publish(arguments.json, {"choice": table}, script=__file__, setting=setting)
 
 
 if __name__ == "__main__":

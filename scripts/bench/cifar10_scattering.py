@@ -30,6 +30,7 @@ from recipes.config import load_config
 from recipes.runfolder import CONFIG, METRICS, SUMMARY
 from recipes.task import TEST
 from recipes.vision import VisionSettings
+from scripts import results
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGURATION = ROOT / "configs" / "cifar10_scattering.yaml"
@@ -39,7 +40,26 @@ TWICE = ["scheme.epoch_length=null", "scheme.batch_size=1333", "scheme.min_sep=1
 BUDGETS = {"quarter": [PRECISION], "half": [*TWICE, "strategy.bands=16", PRECISION]}
 """Settings beside the configuration's, by name: ``half`` has batches of twice as many images."""
 TIME = "processor_seconds.json"
-ERRORS = "errors"
+RUNS, ERRORS = "cifar10_scattering", "errors"
+COLUMNS = (
+    ("batch", "{batch:,}"),
+    ("products", "{autocast}", "float32"),
+    ("training accuracy, %", "{training_accuracy:% .1f}"),
+    ("test accuracy, %", "{accuracy:% .1f}"),
+    ("minutes of a core", "{processor_seconds:minutes .0f}"),
+    ("ε", "{epsilon:.2f}"),
+    ("δ", "{delta:figures3}"),
+    ("σ", "{noise_multiplier:.3f}"),
+    ("steps", "{scheme.steps:,}"),
+)
+ERROR_COLUMNS = (
+    ("steps", "{steps:,}"),
+    ("batch", "{batch:,}"),
+    ("bands", "{bands}"),
+    ("separation", "{min_sep}"),
+    ("σ", "{noise_multiplier:.3f}"),
+    ("predicted error", "{ratio:.2f}"),
+)
 SIZE, EPSILON = 50_000, 8.0
 # Steps, batch, separation and bands: of the runs; of twice the batch, with half the separation and
 # bands, where the error is less than with as many; of twice the steps.
@@ -131,8 +151,7 @@ def errors() -> list[dict[str, float]]:
                 "error": noise / found.scheme.expected_batch_size / steps,
             }
         )
-        print(rows[-1])
-    return rows
+    return [row | {"ratio": row["error"] / rows[0]["error"]} for row in rows]
 
 
 def main() -> None:
@@ -146,29 +165,21 @@ def main() -> None:
     named = [name for name in options.budgets if name != ERRORS]
     if named and options.root is None:
         parser.error(f"--root: budgets {', '.join(named)} train on CIFAR-10; name its folder")
-    results = {"runs": [], ERRORS: []}
-    if options.json.exists():
-        results |= json.loads(options.json.read_text(encoding="utf-8"))
+    runs = {run["budget"]: run for run in results.rows_of(options.json, RUNS)}
+    found = results.rows_of(options.json, f"{RUNS}_errors")
     for budget in options.budgets:
         if budget == ERRORS:
-            results[ERRORS] = errors()
+            found = errors()
         else:
             folder = options.output.resolve() / f"cifar10_{budget}"
             if not (folder / SUMMARY).exists():
                 train(folder, BUDGETS[budget], str(pathlib.Path(options.root).resolve()))
-            found = {"budget": budget, **outcome(folder)}
-            by_name = {run["budget"]: run for run in [*results["runs"], found]}
-            results["runs"] = [by_name[name] for name in BUDGETS if name in by_name]
-            _tell(found)
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-def _tell(run: dict[str, Any]) -> None:
-    time = run["processor_seconds"]
-    print(
-        f"{run['budget']}: {run['accuracy']} at ε = {run['epsilon']:.3f}"
-        + ("" if time is None else f", {time / 60:.0f} minutes of a core")
-    )
+            runs[budget] = {"budget": budget, **outcome(folder)}
+        tables = {
+            RUNS: results.Table(COLUMNS, [runs[name] for name in BUDGETS if name in runs]),
+            f"{RUNS}_errors": results.Table(ERROR_COLUMNS, found),
+        }
+        results.publish(options.json, tables, script=__file__)
 
 
 if __name__ == "__main__":

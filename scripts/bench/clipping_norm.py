@@ -21,7 +21,7 @@ from dptrain import Identity, Poisson
 from dptrain.sampling import Scheme
 from scripts.bench.utility_mnist import BATCH, CONTEST, SIZE
 from scripts.utility.command import run_contest
-from scripts.utility.contest import Method
+from scripts.utility.contest import ACCURACY, Method
 
 HERE = pathlib.Path(__file__).parent
 STEPS = round(2 * SIZE / BATCH)
@@ -51,6 +51,15 @@ def methods(epsilon: float) -> Mapping[str, Method]:
 CLIPPING = dataclasses.replace(
     CONTEST,
     title="MNIST, 2 epochs, by the clipping norm",
+    script=__file__,
+    tables={
+        "clipping_norm": [
+            ("R", "{norm:g}"),
+            ("its best learning rate", "{lr:g}"),
+            ("test accuracy, %", ACCURACY.replace("@.", "")),
+        ]
+    },
+    row_a_method=True,
     methods=methods,
     epsilons=(3.0,),
     steps=STEPS,

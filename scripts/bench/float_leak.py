@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import logging
 import pathlib
-import platform
 import warnings
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +24,7 @@ from tqdm import tqdm
 
 from dptrain import BandMF, Identity
 from dptrain.noise import noise_stream
+from scripts import results
 from tests.helpers.released import (
     Seen,
     adapted,
@@ -58,6 +56,21 @@ SLACK = 32  # numbers around the right one, where an optimizer's last bits are n
 SUMS = ("float32", "float64")
 SIGMAS = (1.0, 10.0, 1000.0)
 ROUNDS = 100
+SIDES = {"reference": "float32 noise, as it was", "opacus": "Opacus", "dptrain": "dptrain"}
+SEEN = {
+    "rows": {
+        "default": "noisy sums",
+        "secure": "noisy sums, secure",
+        "BandMF(4)": "noisy sums, `BandMF(4)`",
+        "BandMF(4), secure": "noisy sums, `BandMF(4)`, secure",
+    },
+    "weights": {
+        "SGD": "weights, SGD",
+        "LoRA, SGD": "weights of a LoRA adapter, SGD",
+        "Adam, ε = 1": "weights, Adam with `eps=1`",
+        "SGD, bfloat16": "weights in bfloat16, SGD",
+    },
+}
 
 
 def home_made(draw: Callable[[torch.Tensor], torch.Tensor]) -> LastBits:
@@ -187,6 +200,45 @@ def opacus(bar: tqdm[Any]) -> dict[str, Any]:
     return {"rows": rows, "sums": sums}
 
 
+def tables(sides: dict[str, Any]) -> dict[str, results.Table]:
+    """The evidence, of each thing seen, that ranks or names the farthest from coins."""
+
+    def rows(titles: Mapping[str, str], part: str, best: Callable[[Any], Any]) -> list[Any]:
+        return [
+            {"seen": title}
+            | {
+                side: best(found[part][name])
+                for side, found in sides.items()
+                if name in found.get(part, {})
+            }
+            for name, title in titles.items()
+        ]
+
+    def words(found: dict[str, Any]) -> dict[str, Any]:
+        kinds = [found[kind] for kind in ("floats", "last bits", "grid") if kind in found]
+        best = max(kinds, key=lambda each: abs(each["ranked"] - 0.5))
+        return {**best, "in": found["in"], "out": found["out"]}
+
+    def sums(found: dict[str, Any]) -> dict[str, Any]:
+        kinds: list[dict[str, Any]] = [found["floats"], found["last bit"]]
+        return max(kinds, key=lambda each: abs(each["right"] - each["wrong"]))
+
+    seen = [row for part, titles in SEEN.items() for row in rows(titles, part, words)]
+    named = {name: name for name in sides["dptrain"]["sums"]}
+    ranked = "{@.right} of {@.in}, {@.wrong} of {@.out}; {@.ranked:.2f}"
+    return {
+        "float_leak": results.Table(_columns("what is seen", ranked), seen),
+        "float_leak_sums": results.Table(
+            _columns("parameters", "{@.right} right, {@.wrong} wrong"), rows(named, "sums", sums)
+        ),
+    }
+
+
+def _columns(first: str, template: str) -> results.Columns:
+    sides = ((title, template.replace("@", side)) for side, title in SIDES.items())
+    return [(first, "{seen}"), *sides]
+
+
 def main() -> None:
     """Print what was counted; with ``--json`` write it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,19 +252,15 @@ def main() -> None:
         with in_floating_point():
             reference = engine(bar)
         grid = engine(bar)
-        tree = {
-            "machine": {
-                "processor": platform.processor() or platform.machine(),
-                "torch": torch.__version__,
-                "opacus": version("opacus"),
-            },
-            "sigma": SIGMA,
-            "sides": {"reference": reference, "opacus": opacus(bar), "dptrain": grid},
-        }
-    said = json.dumps(tree, indent=2, ensure_ascii=False)
-    print(said)
-    if options.json:
-        OUT.write_text(said + "\n", encoding="utf-8")
+        sides = {"reference": reference, "opacus": opacus(bar), "dptrain": grid}
+    results.publish(
+        OUT if options.json else None,
+        tables(sides),
+        script=__file__,
+        machine=results.machine("torch", "opacus"),
+        sigma=SIGMA,
+        sides=sides,
+    )
 
 
 if __name__ == "__main__":

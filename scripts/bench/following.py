@@ -12,7 +12,6 @@ which the first is and one in a hundred of the others.
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import statistics
 import time
@@ -24,11 +23,19 @@ import torch
 from tqdm import tqdm
 
 from dptrain.clipping.owners import SHARE, OwnerWatch
+from scripts import results
 from scripts.bench.step_models import CASES, ON_CPU
 from scripts.bench.step_sides import ORDINARY, Side, open_side, quiet
-from scripts.bench.step_time import machine
+from scripts.bench.step_time import PACKAGES
 
 STEPS = 500
+COLUMNS = (
+    ("model", "{title}"),
+    ("private / ordinary", "{private:.2f}"),
+    ("followed / private", "{followed:.2f}"),
+    ("first step, ordinary steps more", "{first:.1f}"),
+    (f"{STEPS} steps more", "{run:% .2f} %"),
+)
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -88,23 +95,10 @@ def main() -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     quiet()
-    found = {
-        "machine": machine("cpu"),
-        "threads": torch.get_num_threads(),
-        "steps": STEPS,
-        "models": [],
-    }
-    print(f"{found['machine']['processor']}, {found['threads']} threads")
-    for model in options.models:
-        row = measured(model, options.rounds)
-        found["models"].append(row)
-        print(
-            f"{row['title']}: a private step {row['private']:.2f} of an ordinary one, "
-            f"followed {row['followed']:.2f} of a private one; the first takes "
-            f"{row['first']:.1f} ordinary steps more; {STEPS} steps {100 * row['run']:.2f} % more"
-        )
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    rows = [measured(model, options.rounds) for model in options.models]
+    here = results.machine(*PACKAGES) | {"threads": torch.get_num_threads()}
+    table = results.Table(COLUMNS, rows)
+    results.publish(options.json, {"following": table}, script=__file__, machine=here)
 
 
 if __name__ == "__main__":

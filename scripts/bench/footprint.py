@@ -28,7 +28,8 @@ from tqdm import tqdm
 from dptrain import BLT, BandMF, Identity, NoiseOptions, Poisson, PrivacyEngine
 from dptrain.planning import Footprint, footprint
 from dptrain.strategies import Strategy
-from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, state_of, write
+from scripts import results
+from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, state_of
 
 MODELS = {"1B": 10**9, "8B": 8 * 10**9, "70B": 70 * 10**9}
 RANKS = (8, 64, 512, 4096)
@@ -47,6 +48,17 @@ MEASURED: dict[str, Strategy] = {
     "16 bands": BandMF(bands=16),
     "BLT, 4 buffers": BLT(buffers=4, max_participations=2, min_sep=10),
 }
+COLUMNS = (
+    ("noise", "{strategy}"),
+    ("`shard`", "`{shard}`"),
+    ("ranks", "{ranks}"),
+    *(
+        column
+        for part in ("kept", "peak", "sent")
+        for column in ((part, f"{{most.{part}:,}}"), ("formula", f"{{formula.{part}:,}}"))
+    ),
+    ("messages", "{most.messages}"),
+)
 SHARDS = {"auto": "all", "noise": "noise", "off": "off"}  # and what the first is with AdamW
 _STEP = "footprint: step"
 _ITEM = {"float": 4, "double": 8, "long int": 8, "unsigned char": 1}
@@ -132,12 +144,15 @@ def of_rank(rank: int, world: int, folder: str, names: list[str]) -> list[dict[s
                 shard=SHARDS[shard],
                 backend="gloo",
             )
+            most = {part: max(one[part] for one in everybody) for part in ours}
+            most["kept"] = sum(most[part] for part in ("parameters", "history", "optimizer"))
             rows.append(
                 {
                     "strategy": name,
                     "shard": shard,
                     "ranks": world,
                     "formula": formula.to_dict(),
+                    "most": most,
                     "measured": everybody,
                 }
             )
@@ -194,6 +209,29 @@ def planned(parameters: int, ranks: int, strategy: str) -> Footprint:
     return footprint(STRATEGIES[strategy], steps=STEPS, parameters=parameters, ranks=ranks)
 
 
+def planned_tables(rows: list[dict[str, Any]]) -> dict[str, results.Table]:
+    """A model and strategy a row, a number of ranks a column: memory, and what is sent."""
+    by: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        kept = row["history"] * row["ranks"] / (row["parameters"] / 4)  # all are float32
+        start = {"model": row["model"], "strategy": row["strategy"], "kept": kept, "ranks": {}}
+        by.setdefault((row["model"], row["strategy"]), start)["ranks"][str(row["ranks"])] = row
+
+    def columns(what: str, key: str) -> results.Columns:
+        ranks = dict.fromkeys(row["ranks"] for row in rows)
+        return [(f"{what}, {n:,} ranks", f"{{ranks.{n}.{key}:GB ,.1f}}") for n in ranks]
+
+    sent = {model: row for (model, _), row in by.items()}  # whatever the noise is
+    head = (("noise", "{strategy}"), ("bytes of noise a parameter", "{kept:.0f}"))
+    model = ("parameters", "{model}")
+    return {
+        "footprint": results.Table(
+            [model, *head, *columns("GB a rank", "peak")], list(by.values())
+        ),
+        "footprint_sent": results.Table([model, *columns("GB sent", "sent")], list(sent.values())),
+    }
+
+
 def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     """A panel a model: bytes a rank over the number of ranks, and a card of 80 GB.
 
@@ -248,25 +286,11 @@ def main() -> None:
         for name in STRATEGIES
         for ranks in RANKS
     ]
-    for row in rows:
-        print(
-            f"{row['model']:4} {row['strategy']:15} {row['ranks']:5} ranks: "
-            f"{row['peak'] / 1e9:9.2f} GB a rank, sends {row['sent'] / 1e9:7.2f} GB a step",
-            flush=True,
-        )
-    checked = []
-    for world in args.ranks:
-        for row in run_ranks(world, list(MEASURED)):
-            checked.append(row)
-            most = max(each["peak"] for each in row["measured"])
-            sent = max(each["sent"] for each in row["measured"])
-            print(
-                f"{row['strategy']:15} {row['shard']:5} {world} ranks: peak {most:,} bytes, "
-                f"formula {row['formula']['peak']:,} ({most / row['formula']['peak']:.4f}); sent "
-                f"{sent:,}, formula {row['formula']['sent']:,}",
-                flush=True,
-            )
-    write(args.json, rows, steps=STEPS, measured=checked)
+    checked = [row for world in args.ranks for row in run_ranks(world, list(MEASURED))]
+    tables = {**planned_tables(rows), "footprint_measured": results.Table(COLUMNS, checked)}
+    results.publish(
+        args.json, tables, script=__file__, machine=results.machine("torch"), steps=STEPS
+    )
     if args.plot is not None:
         plot(rows, args.plot)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import pathlib
 import statistics
 import time
@@ -36,7 +35,8 @@ from tqdm import tqdm
 
 from dptrain import BandMF, Gradients, Identity, Poisson, PrivacyEngine
 from dptrain.strategies import Strategy
-from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, noise_and_state, write
+from scripts import results
+from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, noise_and_state
 
 STEPS = 1000
 # Of the first batches the loss is looked at in sixteen (LossSignature), and the bands of noise are
@@ -44,6 +44,17 @@ STEPS = 1000
 WARM_UP = {"ordinary": 2, "private": 18}
 WIDTH, HEADS, VOCABULARY = 768, 12, 50257
 CASES: dict[str, Strategy] = {"independent": Identity(), "BandMF, 8 bands": BandMF(bands=8)}
+COLUMNS = (
+    ("noise", "{strategy}"),
+    ("mesh", "{groups} × {shards}"),
+    ("noise and optimizer of a rank", "{held:MiB .0f} MiB"),
+    ("of whole / shards", "{of_whole:.3f}"),
+    ("payload, fully_shard's", "{payload_bytes.ordinary:MiB .1f} MiB"),
+    ("private", "× {payload_ratio:.3f}"),
+    ("processor time", "× {processor_ratio:.2f}"),
+    ("time", "× {clock_ratio:.2f}"),
+    ("first steps, processor time", "× {first_processor_ratio:.2f}"),
+)
 # What each of n ranks sends at least, in sizes of the larger of a call's tensors, times (n - 1)/n.
 SENT = {
     "all_gather": 1,
@@ -276,20 +287,26 @@ def of_rank(rank: int, world: int, name: str, args: argparse.Namespace) -> dict[
         for side in sides
     }
     early = statistics.median(map(sum, zip(*(start for _, _, start in found), strict=True)))
+    whole = {"noise": 4 * size * bands, "optimizer": 8 * size}
+    largest = {
+        what: max(one["private"][what] for one, _, _ in found) for what in ("noise", "optimizer")
+    }
+    held = sum(largest.values())
     return {
         "strategy": name,
         "ranks": world,
+        "groups": world // args.shards,
         "shards": args.shards,
         "parameters": size,
         "layers": args.layers,
         "examples": args.examples,
         "length": args.length,
         "rounds": args.rounds,
-        "whole": {"noise": 4 * size * bands, "optimizer": 8 * size},
-        "largest": {
-            what: max(one["private"][what] for one, _, _ in found)
-            for what in ("noise", "optimizer")
-        },
+        "whole": whole,
+        "largest": largest,
+        "held": held,
+        "of_whole": held * args.shards / sum(whole.values()),
+        "payload_ratio": payload["private"] / payload["ordinary"],
         "payload_bytes": {side: round(payload[side]) for side in sides},
         "processor_seconds": {side: statistics.median(spent[side]) for side in sides},
         "processor_ratio": _ratio(spent),
@@ -341,26 +358,20 @@ def main() -> None:
     batch, new = args.examples, {(rows * shards, shards) for rows, shards in args.meshes}
     if odd := [ranks for ranks, _ in new if batch % ranks]:
         parser.error(f"--examples {batch}: cannot be shared out to {odd} ranks")
-    found = []
-    if args.json is not None and args.json.is_file():
-        old = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
-        found = [row for row in old if (row["ranks"], row["shards"]) not in new]
+    old = results.rows_of(args.json, "fully_sharded")
+    found = [row for row in old if (row["ranks"], row["shards"]) not in new]
     for rows, shards in args.meshes:
         args.shards, args.examples = shards, batch // (rows * shards)
         for name in CASES:
             row = found_by(measure, rows * shards, name, args)
             found.append(row)
-            whole, largest = (sum(row[kind].values()) for kind in ("whole", "largest"))
-            payload = row["payload_bytes"]
-            print(
-                f"{name:18} {rows} x {shards} ranks: {largest / 2**20:.1f} of "
-                f"{whole / 2**20:.1f} MiB, {largest * shards / whole:.3f} of whole/shards; "
-                f"payload {payload['private'] / payload['ordinary']:.3f} of fully_shard's; time "
-                f"{row['processor_ratio']:.3f} of the processors', {row['clock_ratio']:.3f}; "
-                f"{row['first_processor_ratio']:.3f} of the processors' in the first steps",
-                flush=True,
+            table = results.Table(COLUMNS, found)
+            results.publish(
+                args.json,
+                {"fully_sharded": table},
+                script=__file__,
+                machine=results.machine("torch"),
             )
-            write(args.json, found)
 
 
 if __name__ == "__main__":

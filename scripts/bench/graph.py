@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import resource
 import subprocess
 import sys
@@ -29,10 +27,17 @@ import pyarrow as pa
 
 from dptrain.reporting import plot_graph
 from dptrain.sampling import AttributionGraph
+from scripts import results
 
 USERS_PER_EXAMPLE = 5
 SECONDS, MEBIBYTES = 60, 1024
 SOURCES = ("arrow", "arrow, shuffled", "lists")
+COLUMNS = (
+    ("source", "{source}"),
+    ("load", "{load_seconds:time}"),
+    ("bound", "{bound_seconds:time}"),
+    ("peak memory", "{peak_mebibytes:,.0f} MiB"),
+)
 # (p, b) of which the expected batch size is shown.
 DESIGNS = [(0.002, 2), (0.002, 8), (0.002, 32)]
 
@@ -96,6 +101,7 @@ def measure(source: str, folder: pathlib.Path, k: int, plot: pathlib.Path | None
     if plot is not None:
         plot_graph(statistics, plot)
     return {
+        "source": source,
         "examples": graph.examples,
         "users": graph.users,
         "edges": graph.edges,
@@ -145,7 +151,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Write the column, measure every source, print and save."""
-    records = {}
+    records = []
     with tempfile.TemporaryDirectory() as folder:
         size = ("--examples", str(options.examples), "--exponent", str(options.exponent))
         in_new_process("--folder", folder, *size)
@@ -154,14 +160,14 @@ def compare(options: argparse.Namespace) -> None:
             if options.plot is not None and source == SOURCES[0]:
                 extra += ["--plot", str(options.plot)]
             out = in_new_process("--folder", folder, "--source", source, *extra)
-            records[source] = json.loads(out.splitlines()[-1])
-            print(report(source, records[source]), flush=True)
-    print(records[SOURCES[0]]["table"])
-    if options.json is not None:
-        machine = {"processor": platform.machine(), "cores": os.cpu_count()}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        value = {"machine": machine, "targets": [SECONDS, MEBIBYTES], "sources": records}
-        options.json.write_text(json.dumps(value, indent=1) + "\n")
+            records.append(json.loads(out.splitlines()[-1]))
+            print(report(source, records[-1]), flush=True)
+    print(records[0]["table"])
+    table = results.Table(COLUMNS, records)
+    targets = [SECONDS, MEBIBYTES]
+    results.publish(
+        options.json, {"graph": table}, script=__file__, machine=results.machine(), targets=targets
+    )
 
 
 if __name__ == "__main__":

@@ -16,14 +16,10 @@ part, the second at its default floor and at the highest one.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
-import platform
 import resource
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -32,9 +28,9 @@ from scipy.special import ndtr
 
 from dptrain import Identity, MatrixMechanism, Poisson
 from dptrain.accounting.losses import HeterogeneousComposition, spread, subsampled_gaussian_on_grid
-from dptrain.accounting.simulation import default_threads
 from dptrain.contrib.per_example import IndividualPLD, NormGrid
 from dptrain.individual import PLDFilter, RenyiFilter
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "individual.json"
 Counts = npt.NDArray[np.uint16]
@@ -44,6 +40,17 @@ SETTINGS = (
     (0.01, 0.6, 8.0), (1024 / 60_000, 1.0, 4.0), (256 / 60_000, 0.8, 2.0), (0.1, 2.0, 2.0),
     (0.01, 1.0, 1.0), (0.3, 2.0, 4.0), (0.5, 8.0, 1.0),
 )  # fmt: skip
+QUANTILES = ("least", "quarter", "median", "three_quarters", "most")
+COLUMNS = (
+    ("accountant", "{title}"),
+    ("time for all", "{seconds:time}", "{extrapolated_hours_for_all:,.0f} h (extrapolated)"),
+    ("peak memory", "{peak_mib:,.0f} MiB", ""),
+    (
+        "result",
+        "ε from {epsilon.least:.3g} to {epsilon.most:.3g}",
+        "our ε over theirs: {least:.4f} to {most:.4f}",
+    ),
+)
 TARGET = {"seconds": 60, "peak_mib": 2048, "cores": 2}
 
 
@@ -113,11 +120,12 @@ def accountant(options: argparse.Namespace) -> Row:
     seconds, cpu = time.perf_counter() - seconds, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     row: Row = {
-        "examples": options.examples, "steps": options.steps, "probability": options.probability,
-        "sigma": options.sigma, "delta": options.delta, "grid": len(grid.values),
+        "title": "dptrain", "examples": options.examples, "steps": options.steps,
+        "probability": options.probability, "sigma": options.sigma, "delta": options.delta,
+        "grid": len(grid.values),
         "seconds": seconds, "cpu_seconds": cpu, "peak_mib": peak, "peak_mib_before": before,
-        "epsilon_quantiles": np.quantile(ours, [0, 0.25, 0.5, 0.75, 1]).tolist(),
-        "target": TARGET, "alternatives": {},
+        "epsilon": dict(zip(QUANTILES, np.quantile(ours, [0, 0.25, 0.5, 0.75, 1]), strict=True)),
+        "target": TARGET, "alternatives": [],
     }  # fmt: skip
     print(f"{options.examples} examples × {options.steps} steps: {seconds:.1f} s ({cpu:.1f} s of "
           f"all cores), peak {peak} MiB ({before} MiB with the counts only); target "
@@ -137,11 +145,12 @@ def accountant(options: argparse.Namespace) -> Row:
     for name, found in ratios.items():
         median = float(np.median(times[name]))
         hours = median * options.examples / 3600
-        row["alternatives"][name] = {
+        row["alternatives"].append({
+            "title": f"{name}, one composition an example",
             "examples_measured": len(found), "median_seconds_an_example": median,
             "extrapolated_hours_for_all": hours, "extrapolated_ratio": 3600 * hours / seconds,
-            "our_epsilon_over_theirs": [min(found), max(found)],
-        }  # fmt: skip
+            "least": min(found), "most": max(found),
+        })  # fmt: skip
         print(f"{name}: {median:.2f} s an example (median of {len(found)}); extrapolated to all "
               f"{hours:.1f} h, {3600 * hours / seconds:.0f} times ours; our ε over theirs "
               f"{min(found):.5f} to {max(found):.5f}")  # fmt: skip
@@ -193,15 +202,16 @@ def main() -> None:
     options = parser.parse_args()
     row = PARTS[options.part](options)
     if options.json:
-        kept: Row = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
-        row["machine"] = {
-            "cores": default_threads(), "load": os.getloadavg()[0],
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "scipy", "dp-accounting")},
-        }  # fmt: skip
-        kept[options.part] = row
-        OUT.parent.mkdir(parents=True, exist_ok=True)
-        OUT.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        row["machine"] = results.machine("numpy", "scipy", "dp-accounting", load=True)
+        write({**{part: results.read(OUT).get(part) for part in PARTS}, options.part: row})
+
+
+def write(kept: Row) -> None:
+    """Both parts, and the table of the first."""
+    ours = kept["accountant"]
+    table = results.Table(COLUMNS, [ours, *ours["alternatives"]] if ours else [])
+    machine = ours and ours["machine"]
+    results.publish(OUT, {"individual": table}, script=__file__, machine=machine, **kept)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import pathlib
-import platform
 import statistics
 import time
 import warnings
@@ -31,6 +28,7 @@ from torch.utils.data import TensorDataset
 from dptrain import Gradients, Identity, Loading, MatrixMechanism, Poisson, PrivacyEngine
 from dptrain.individual import GDPFilter, IndividualFilter, PLDFilter, RenyiFilter
 from recipes.models import vgg
+from scripts import results
 
 TARGET = {"target_epsilon": 8.0, "target_delta": 1e-5, "max_steps": 100_000}
 FILTERS: dict[str, Callable[[], IndividualFilter]] = {
@@ -40,6 +38,13 @@ FILTERS: dict[str, Callable[[], IndividualFilter]] = {
     "PLD": lambda: PLDFilter(**TARGET),
     "PLD, personal clipping": lambda: PLDFilter(**TARGET, personal_clipping=1.5),
 }
+COLUMNS = (
+    ("model, N, batch", "{model}, {examples:,}, {batch:,}"),
+    ("filter", "{filter}"),
+    ("step without", "{seconds_without:time}"),
+    ("median ratio", "{ratio:.3f}"),
+    ("whole run", "{ratio_of_totals:.3f}"),
+)
 # Model, examples N, expected batch size, rounds and the filters that apply. The PLD filter looks at
 # everybody's budget a few times a run, so that only a long run shows its cost.
 CASES: tuple[tuple[str, int, int, int, tuple[str, ...]], ...] = (
@@ -139,7 +144,7 @@ def measure(
         plain.append(took[0])
         filtered.append(took[1])
     return {
-        "model": name,
+        "model": name.upper(),
         "examples": examples,
         "batch": batch,
         "filter": which,
@@ -160,28 +165,17 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     rows = []
-    print(
-        f"{'model':5} {'N':>6} {'batch':>6} {'filter':26} {'without':>9} {'ratio':>7} {'totals':>7}"
-    )
     for name, examples, batch, rounds, filters in CASES:
         for which in filters:
             row = measure(name, examples, batch, args.rounds or rounds, which, args.device)
             gc.collect()
             rows.append(row)
-            print(
-                f"{name:5} {examples:6} {batch:6} {which:26} {row['seconds_without'] * 1e3:7.1f} ms"
-                f" {row['ratio']:7.3f} {row['ratio_of_totals']:7.3f}",
-                flush=True,
-            )
-    if args.json is not None:
-        value = {
-            "rows": rows,
-            "device": args.device,
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        args.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    results.publish(
+        args.json,
+        {"individual_step": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine("torch", device=args.device),
+    )
 
 
 if __name__ == "__main__":

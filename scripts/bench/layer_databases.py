@@ -15,7 +15,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import pathlib
 import re
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from tqdm import tqdm
 
+from scripts import results
 from scripts.attack.layers import LAYERS, Made
 from tests.coverage.case import ROWS, Case, first
 from tests.coverage.harness import WITHOUT, built, examine, private_run
@@ -405,20 +405,31 @@ def summary(found: Iterable[Found]) -> list[str]:
 
 
 OUTCOMES = ("right", "refused", "wrong", "crashed", "left out")
+TITLES = {
+    "modules": "torch's modules",
+    "operators": "torch's operators",
+    "layers": "Opacus's kinds of layers",
+}
+COLUMNS = (
+    ("database", "{database}"),
+    ("right", "{right}"),
+    ("refused", "{refused}"),
+    ("of which rows meet", "{meet}"),
+    *((outcome, f"{{{outcome}}}") for outcome in OUTCOMES[2:]),
+)
 
 
-def written(found: list[Found]) -> dict[str, Any]:
-    """Counts by database, of refusals those of rows that meet too, and what is not right."""
-    counts = {
-        database: {
+def counts(found: list[Found]) -> list[dict[str, Any]]:
+    """By database, the number of each outcome, and of refusals those of rows that meet."""
+    return [
+        {
+            "database": TITLES[database],
             **{kind: sum(each.outcome == kind for each in cases) for kind in OUTCOMES},
-            "refused, rows meet": sum(each.outcome == "refused" and each.meet for each in cases),
+            "meet": sum(each.outcome == "refused" and each.meet for each in cases),
         }
         for database in dict.fromkeys(each.database for each in found)
         if (cases := [each for each in found if each.database == database])
-    }
-    told = [each for each in found if each.outcome not in ("right", "left out")]
-    return {"counts": counts, "cases": [dataclasses.asdict(each) for each in told]}
+    ]
 
 
 def main() -> int:
@@ -439,9 +450,15 @@ def main() -> int:
         everything += found
         print(f"{database}: {len(found)} cases", *summary(found), sep="\n")
     if options.json is not None:
-        tree = {"torch": torch.__version__, "opacus": opacus.__version__, **written(everything)}
-        text = json.dumps(tree, indent=1, ensure_ascii=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        told = [each for each in everything if each.outcome not in ("right", "left out")]
+        results.publish(
+            options.json,
+            {"layer_databases": results.Table(COLUMNS, counts(everything))},
+            script=__file__,
+            machine={"torch": torch.__version__, "opacus": opacus.__version__},
+            quiet=True,
+            cases=[dataclasses.asdict(each) for each in told],
+        )
     return sum(each.outcome in ("wrong", "crashed") for each in everything)
 
 

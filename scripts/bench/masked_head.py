@@ -10,10 +10,7 @@ process; CPU seconds, as others use the machine as well.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -34,8 +31,15 @@ from dptrain import (
 )
 from recipes.models.bert import MASKED_TOKENS, BertSizes, bert
 from recipes.models.bert_heads import MaskedTokenLoss, MaskTokens, forward, target
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "masked_head.json"
+COLUMNS = (
+    ("vocabulary", "{vocabulary:,}"),
+    ("every position", "{seconds.every:time}"),
+    ("masked ones", "{seconds.masked:time}"),
+    ("ratio", results.SPREAD),
+)
 ROWS, LENGTH, MOST = 32, 64, 20
 WARM_UP = 17  # in its first 16 steps the engine also looks at what the loss divides by
 VOCABULARIES = (4096, 30522)
@@ -113,20 +117,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
     options = parser.parse_args()
-    result = {
-        "rows": ROWS,
-        "length": LENGTH,
-        "most": MOST,
-        "cases": [measure(vocabulary, options.rounds) for vocabulary in VOCABULARIES],
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        },
-    }
-    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
+    rows = [measure(vocabulary, options.rounds) for vocabulary in VOCABULARIES]
+    results.publish(
+        options.json,
+        {"masked_head": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine("torch") | {"threads": torch.get_num_threads()},
+        sizes={"rows": ROWS, "length": LENGTH, "most": MOST},
+    )
 
 
 if __name__ == "__main__":

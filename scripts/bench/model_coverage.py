@@ -12,12 +12,13 @@ Models of timm and torchvision need both installed; without them the file keeps 
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib.metadata
 import importlib.util
-import json
 import logging
 import pathlib
 import platform
+import re
 import time
 import traceback
 import warnings
@@ -32,11 +33,27 @@ SCHEMAS = declare_schemas()  # before transformers asks for torchvision
 
 import transformers  # noqa: E402
 
+from scripts import results  # noqa: E402
 from tests.coverage.case import Case  # noqa: E402
 from tests.coverage.harness import examine  # noqa: E402
-from tests.coverage.record import FILE, dtypes  # noqa: E402
+from tests.coverage.record import FILE, dtypes, recorded  # noqa: E402
 from tests.coverage.zoo import HERE, WITH_TORCHVISION  # noqa: E402
 
+GROUPS = {
+    "encoders": "encoders",
+    "decoders": "decoders",
+    "both": "encoder–decoders",
+    "state_space": "state space",
+    "experts": "mixtures of experts",
+    "vision": "vision",
+    "audio": "audio",
+    "several": "several kinds of data",
+    "adapters": "adapters",
+    "own": "written by oneself",
+    "timm": "timm",
+    "torchvision": "torchvision",
+}
+WAYS, APART = ("operations", "replayed", "frozen"), ("shown", "tested", "refused")
 LIBRARIES = ("torch", "transformers", "peft", "timm", "torchvision")
 
 
@@ -57,7 +74,36 @@ def found(case: Case) -> dict[str, Any]:
         "refusal": first.refusal,
         "modes": first.modes,
         "unfollowed": first.unfollowed,
+        **shown(first.refusal, first.unfollowed),
     }
+
+
+def shown(refusal: str | None, unfollowed: str | None) -> dict[str, str | None]:
+    """Why a model is refused, in short, or how far it was followed that it keeps examples apart."""
+    if refusal is None:
+        return {"why": None, "apart": "shown" if unfollowed is None else "tested"}
+    why = refusal.removeprefix("Gradients(mode='bookkeeping'): ")
+    return {"why": re.split(r"[;.] |: it mixes", why)[0].replace("|", "\\|"), "apart": ""}
+
+
+def tables(models: list[dict[str, Any]]) -> dict[str, results.Table]:
+    """Counts by group; and of every group a model a row, with its layers' ways to gradients."""
+    found, counts = {}, []
+    for name, group in GROUPS.items():
+        rows = [each for each in models if each["group"] == group]
+        ways = [way for way in WAYS if any(way in each["modes"] for each in rows)]
+        columns = [
+            ("model", "{name}"),
+            ("rule", "**refused**: {why}", "{modes.rule}", ""),
+            *((way, f"{{modes.{way}}}", "") for way in ways),
+            ("apart", "{apart}"),
+        ]
+        found[f"model_coverage_{name}"] = results.Table(columns, rows)
+        by = collections.Counter(each["apart"] or "refused" for each in rows)
+        counts.append({"group": group, "models": len(rows), **{kind: by[kind] for kind in APART}})
+    head = (("group", "{group}"), ("models", "{models}"))
+    columns = [*head, *((kind, f"{{{kind}}}") for kind in APART)]
+    return {"model_coverage": results.Table(columns, counts), **found}
 
 
 def versions() -> dict[str, str]:
@@ -76,12 +122,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
 
-    before: dict[tuple[str, str], Any] = {}
-    machine: dict[str, str] = {}
-    if FILE.exists():
-        tree = json.loads(FILE.read_text(encoding="utf-8"))
-        before = {(each["group"], each["name"]): each for each in tree["models"]}
-        machine = tree["versions"]
+    before, machine = recorded(), results.read(FILE).get("machine", {})
     models, wrong = [], 0
     present = set(versions())
     for case in tqdm([*HERE, *WITH_TORCHVISION], disable=None):
@@ -101,12 +142,13 @@ def main() -> int:
             said = f"WRONG\n{traceback.format_exc()}"
         tqdm.write(f"{label} ({time.perf_counter() - start:.1f} s): {said}")
     if options.json is not None:
-        tree = {
-            "versions": {"python": platform.python_version(), **machine, **versions()},
-            "models": models,
-        }
-        text = json.dumps(tree, indent=1, ensure_ascii=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        results.publish(
+            options.json,
+            tables(models),
+            script=__file__,
+            machine={"python": platform.python_version(), **machine, **versions()},
+            quiet=True,
+        )
     return wrong
 
 

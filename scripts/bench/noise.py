@@ -11,11 +11,8 @@ that of a process of its own per stream, above what it had before the stream was
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,10 +21,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from dptrain.noise import NoiseStream, noise_stream
 from dptrain.noise.generators import Normals
 from dptrain.strategies import BISR, BLT, BSR, Identity, Strategy, TreeRestart
+from scripts import results
 
 STEPS = 4096
 _LEVELS_OF_TREE = 5  # 16 leaves: the min-sep of 16 bands
@@ -147,23 +146,6 @@ def _status(field: str) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What the figures depend on."""
-    facts: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset"),
-        "torch": torch.__version__,
-        "load before": round(os.getloadavg()[0], 2),
-    }
-    if device != "cpu":
-        facts["device"] = torch.cuda.get_device_name()
-    return facts
-
-
 def main() -> None:
     """Print a line a stream; write all figures if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -178,25 +160,31 @@ def main() -> None:
     if options.peak:
         print_peak(options.peak, options)
         return
-    facts = machine(options.device)
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    print(f"{options.params:,} parameters, float32; times in ms, memory in MB")
-    figures: dict[str, Any] = {}
+    facts = results.machine("torch", device=options.device, load=True)
+    facts["threads"] = torch.get_num_threads()
+    print(f"{results.words(facts)}; {options.params:,} parameters, float32")
+    rows = []
     # On the CPU all normals are those of the cipher.
     known = [n for n in strategies(options.bands) if options.device != "cpu" or "secure" not in n]
-    for name in options.only or known:
-        figures[name] = {**measure(name, options), "peak MB": peak_memory(name, options)}
-        f = figures[name]
-        print(
-            f"{name:30} {f['step']:8.1f}   floor {f['floor']:6.1f} = read {f['read']:6.1f} + draw "
-            f"{f['draw']:5.1f}   ratio {f['ratio']:5.2f}   buffers {f['buffer MB']:7.1f}   peak "
-            f"{f['peak MB']:7.1f}   (torch normal_ {f['torch normal_']:.1f})",
-            flush=True,
-        )
-    if options.json:
-        report = {"machine": facts, "params": options.params, "streams": figures}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    for name in tqdm(options.only or known, unit="stream"):
+        figures = measure(name, options)
+        rows.append({"stream": name, **figures, "peak MB": peak_memory(name, options)})
+    digits = 0 if options.device == "cpu" else 1
+    columns = (
+        ("stream", "{stream}"),
+        ("step", f"{{step:,.{digits}f}} ms"),
+        ("read + draw", f"{{floor:,.{digits}f}} ms"),
+        ("ratio", "{ratio:.2f}"),
+        ("peak memory", "{peak MB:,.0f} MB"),
+    )
+    name = "noise" if options.device == "cpu" else "noise_gpu"
+    results.publish(
+        options.json,
+        {name: results.Table(columns, rows)},
+        script=__file__,
+        machine=facts,
+        params=options.params,
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ kind of stream adds to the memory of a process of its own, at most, over two tur
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +25,7 @@ import torch
 
 from dptrain.noise import FlatStream, noise_stream
 from dptrain.strategies import BLT, BSR, Identity, Strategy
+from scripts import results
 from scripts.bench.step_memory import forget_peak, resident
 
 STEPS = 4096
@@ -152,27 +151,23 @@ def main() -> None:
     if args.peak is not None:
         print_peak(args.peak, args.folder)
         return
-    rows = []
-    for name in CASES:
-        row = measure(name, args.folder, args.rounds, args.pause)
-        rows.append(row)
-        held, ratios = row["resident_bytes"], row["ratios"]
-        print(
-            f"{name:18} {row['history_bytes'] / 2**20:.0f} MiB: resident "
-            f"{held['memory'] / 2**20:.0f} and {held['file'] / 2**20:.0f} MiB; a step "
-            f"{1e3 * row['seconds']['memory']:.0f} ms, × {ratios['file']:.3f} in a file, "
-            f"× {ratios['cold']:.3f} not cached, × {ratios['not ahead']:.3f} nor read ahead",
-            flush=True,
-        )
-    if args.json is not None:
-        value = {
-            "rows": rows,
-            "device": "cpu",
-            "threads": 1,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        args.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    rows = [measure(name, args.folder, args.rounds, args.pause) for name in CASES]
+    columns = (
+        ("noise", "{strategy}"),
+        ("history", "{history_bytes:MiB .0f} MiB"),
+        ("resident, in memory", "{resident_bytes.memory:MiB .0f} MiB"),
+        ("resident, in a file", "{resident_bytes.file:MiB .0f} MiB"),
+        ("step, in memory", "{seconds.memory:time}"),
+        ("in a file", "× {ratios.file:.2f}"),
+        (f"not cached, {args.pause:g} s to read ahead", "× {ratios.cold:.2f}"),
+        ("not cached, not read ahead", "× {ratios.not ahead:.2f}"),
+    )
+    results.publish(
+        args.json,
+        {"noise_offload": results.Table(columns, rows)},
+        script=__file__,
+        machine=results.machine("torch") | {"threads": 1},
+    )
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ The peer: pip install -c constraints.txt -e ".[peer]"
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -28,7 +25,14 @@ from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
 
 from dptrain.noise import noise_stream
 from dptrain.strategies import BLT, BSR, Strategy
+from scripts import results
 
+COLUMNS = (
+    ("noise", "{name}"),
+    ("dptrain", "{ours_ms:,.0f} ms"),
+    ("jax_privacy", "{peer_ms:,.0f} ms"),
+    ("ratio", "{ratio:.1f}"),
+)
 THETA, OMEGA = (0.9998, 0.98, 0.6), (0.02, 0.08, 0.3)
 
 
@@ -82,13 +86,9 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    machine = (
-        f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-        f"jax {jax.__version__}, jax_privacy {version('jax_privacy')}, "
-        f"load before the run {os.getloadavg()[0]:.1f}"
-    )
-    print(machine)
-    results = []
+    machine = results.machine("torch", "jax", "jax_privacy", load=True)
+    machine["threads"] = torch.get_num_threads()
+    rows = []
     for name, (strategy, noising) in peers().items():
         ours, theirs = our_step(strategy, options.params), their_step(noising, options.params)
         times: list[tuple[float, float]] = []
@@ -104,24 +104,21 @@ def main() -> None:
                     times.append((pair[0], pair[1]))
             else:
                 ours()
-        result = {
-            "name": name,
-            "ours_ms": 1e3 * statistics.median(a for a, _ in times),
-            "peer_ms": 1e3 * statistics.median(b for _, b in times),
-            "ratio": statistics.median(b / a for a, b in times),
-        }
-        results.append(result)
-        print(
-            f"{name}: {result['ours_ms']:.1f} ms, peer {result['peer_ms']:.1f} ms, "
-            f"{result['ratio']:.1f} times our time",
-            flush=True,
+        rows.append(
+            {
+                "name": name,
+                "ours_ms": 1e3 * statistics.median(a for a, _ in times),
+                "peer_ms": 1e3 * statistics.median(b for _, b in times),
+                "ratio": statistics.median(b / a for a, b in times),
+            }
         )
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(
-            {"machine": machine, "params": options.params, "cases": results}, indent=2
-        )
-        options.json.write_text(text + "\n", encoding="utf-8")
+    results.publish(
+        options.json,
+        {"noise_peer": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=machine,
+        params=options.params,
+    )
 
 
 if __name__ == "__main__":

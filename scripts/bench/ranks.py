@@ -1,12 +1,10 @@
-"""Processes of this machine as ranks over gloo, what they hold, and the file of what they found."""
+"""Processes of this machine as ranks over gloo, and what they hold."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
-import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -64,18 +62,3 @@ def state_of(optimizer: torch.optim.Optimizer) -> int:
 def noise_and_state(noise: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes of past noise and of the optimizer's state."""
     return {"noise": noise.buffer_bytes, "optimizer": state_of(optimizer)}
-
-
-def write(path: pathlib.Path | None, rows: list[Any], **facts: Any) -> None:
-    """The results' file, with the machine and the versions; nothing without a path."""
-    if path is None:
-        return
-    value = {
-        "rows": rows,
-        **facts,
-        "device": "cpu",
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

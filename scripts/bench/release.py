@@ -10,7 +10,6 @@ within a round.
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import statistics
 import time
@@ -25,10 +24,23 @@ from torch.utils.data import TensorDataset
 from dptrain import MinSep, PrivacyEngine
 from dptrain.noise import noise_stream
 from dptrain.strategies import BISR, BLT, BSR, Identity, Strategy
+from scripts import results
 from scripts.bench.float_noise import FloatNoise
-from scripts.bench.noise import machine
 
 HERE = pathlib.Path(__file__).parent
+COLUMNS = (
+    ("noise", "{name}"),
+    ("added in float32 (ms)", "{float32:.1f}"),
+    ("released on a grid (ms)", "{grid:.1f}"),
+    ("ratio", "{ratio:.2f}"),
+    ("bytes kept of a parameter", "{bytes kept:.0f}"),
+)
+STEP_COLUMNS = (
+    ("a whole private step", "{name}"),
+    ("float32 (ms)", "{float32:.0f}"),
+    ("grid (ms)", "{grid:.0f}"),
+    ("ratio", "{ratio:.3f}"),
+)
 STEPS = 512
 STRATEGIES: dict[str, Strategy] = {
     "identity": Identity(),
@@ -147,27 +159,22 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    facts = machine("cpu")
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    noise = {}
-    for name, strategy in STRATEGIES.items():
-        noise[name] = f = noise_step(strategy, options.params, options.rounds)
-        print(
-            f"{name:24} float32 {f['float32']:7.1f} ms   grid {f['grid']:7.1f} ms   "
-            f"ratio {f['ratio']:.2f}   {f['bytes kept']:.0f} bytes kept of a parameter",
-            flush=True,
-        )
-    steps = {}
-    for name in MODELS:
-        steps[name] = f = private_step(name, options.batch, options.rounds)
-        print(
-            f"{name:24} float32 {f['float32']:7.1f} ms   grid {f['grid']:7.1f} ms   "
-            f"ratio {f['ratio']:.3f}   (a whole step)",
-            flush=True,
-        )
-    if options.json:
-        report = {"machine": facts, "params": options.params, "noise": noise, "steps": steps}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    facts = results.machine("torch", load=True) | {"threads": torch.get_num_threads()}
+    noise = [
+        {"name": name, **noise_step(strategy, options.params, options.rounds)}
+        for name, strategy in STRATEGIES.items()
+    ]
+    steps = [{"name": name, **private_step(name, options.batch, options.rounds)} for name in MODELS]
+    results.publish(
+        options.json,
+        {
+            "release": results.Table(COLUMNS, noise),
+            "release_steps": results.Table(STEP_COLUMNS, steps),
+        },
+        script=__file__,
+        machine=facts,
+        params=options.params,
+    )
 
 
 if __name__ == "__main__":

@@ -17,10 +17,7 @@ import argparse
 import dataclasses
 import gc
 import importlib.util
-import json
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -42,7 +39,14 @@ from dptrain.sampling import (
     Scheme,
     Shuffled,
 )
+from scripts import results
 
+COLUMNS = (
+    ("scheme", "{scheme}"),
+    ("construction", "{open_s:time}"),
+    ("peak, an example", "{peak_bytes:.1f} B"),
+    ("a batch", "{batch_ms:.2f} ms"),
+)
 BATCH = 1024
 WARM_UP = 600  # more than two separations: the order of a pool is then that of long use
 STEPS = 1 << 20
@@ -219,33 +223,6 @@ def missed(name: str, figures: dict[str, float]) -> list[str]:
     return [key for key, limit in limits.items() if name != PEER and figures[key] > limit]
 
 
-def print_table(n: int, rows: dict[str, dict[str, float]]) -> None:
-    """A line a row."""
-    print(f"\nN = {n:,}, batches of {BATCH:,}, separation {separation(n)}")
-    print(
-        f"{'':28}{'open s':>8}{'peak B':>8}{'held B':>8}{'ms a batch':>12}{'most':>8}{'target':>8}"
-    )
-    for name, f in rows.items():
-        target = ROWS[name].target if name in ROWS else None
-        short = missed(name, f)
-        print(
-            f"{name:28}{f['open_s']:8.2f}{f['peak_bytes']:8.1f}{f['held_bytes']:8.1f}"
-            f"{f['batch_ms']:12.3f}{f['largest_ms']:8.2f}{target or '':>8}"
-            + (f"   misses {', '.join(short)}" if short else ""),
-            flush=True,
-        )
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "numpy": np.__version__,
-        "load before": round(os.getloadavg()[0], 2),
-    }
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -258,26 +235,37 @@ def main() -> None:
     if options.memory:
         print_memory(options.memory[0], int(options.memory[1]))
         return
-    facts = machine()
+    facts = results.machine("numpy", load=True)
     names = options.only or [*ROWS, PEER]
     if PEER in names and importlib.util.find_spec("jax_privacy") is None:
         names = [name for name in names if name != PEER]
         print("jax_privacy is not installed (extra `peer`): its b-min-sep is left out")
     elif PEER in names:
         facts["jax_privacy"] = version("jax_privacy")
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
     print(
         f"targets: open ≤ {OPEN_SECONDS:g} s, peak ≤ {BYTES:g} bytes an example; "
         f"medians over {options.rounds} rounds"
     )
-    results = {}
+    rows: list[dict[str, Any]] = []
     for n in options.examples:
-        results[str(n)] = measure(n, names, options.rounds)
-        print_table(n, results[str(n)])
-    if options.json:
-        report = {"machine": facts, "batch": BATCH, "rounds": options.rounds, "sizes": results}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        found = [
+            {"scheme": name, "examples": n, **each, "misses": missed(name, each)}
+            for name, each in measure(n, names, options.rounds).items()
+        ]
+        print(f"\nN = {n:,}, batches of {BATCH:,}, separation {separation(n)}")
+        print(results.Table((*COLUMNS, ("misses", "{misses}")), found).markdown())
+        rows += found
+    largest = [row for row in rows if row["examples"] == max(options.examples)]
+    results.publish(
+        options.json,
+        {"samplers": results.Table(COLUMNS, largest)},
+        script=__file__,
+        machine=facts,
+        quiet=True,
+        batch=BATCH,
+        rounds=options.rounds,
+        smaller=[row for row in rows if row not in largest],
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 from dptrain import BLT, BandMF, NoiseOptions, Poisson, PrivacyEngine
 from dptrain.strategies import Strategy
-from scripts.bench.ranks import found_by, hand_over, meeting, noise_and_state, write
+from scripts import results
+from scripts.bench.ranks import found_by, hand_over, meeting, noise_and_state
 
 STEPS = 1000
 EXAMPLES, BATCH = 4096, 32
@@ -34,6 +35,17 @@ CASES: dict[str, Strategy] = {
     "BandMF, 16 bands": BandMF(bands=16),
     "BLT, 4 buffers": BLT(buffers=4, max_participations=8, min_sep=100),
 }
+COLUMNS = (
+    ("noise", "{strategy}"),
+    ("ranks", "{ranks}"),
+    ("not divided", "{bytes_whole:MiB .1f} MiB"),
+    ("largest rank", "{bytes_largest:MiB .1f} MiB"),
+    ("× ranks / not divided", "{of_whole:.3f}"),
+    ("payload a rank", "{payload_bytes:MiB .1f} MiB"),
+    ("sent, not divided", "{loopback_bytes.off:MiB .1f} MiB"),
+    ("sent, divided", "{loopback_bytes.auto:MiB .1f} MiB"),
+    ("time of a step", "{ratio:.2f}"),
+)
 LOOPBACK = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
@@ -105,15 +117,19 @@ def of_rank(rank: int, world: int, rounds: int, name: str) -> dict[str, Any]:
     dist.all_gather_object(held, memory)
     pairs = zip(took["auto"], took["off"], strict=True)
     size = sum(p.numel() for p in sides["off"].module.parameters())
+    whole = held[0]["off"]
+    largest = {what: max(one["auto"][what] for one in held) for what in ("noise", "optimizer")}
+    bytes_whole, bytes_largest = (sum(each.values()) for each in (whole, largest))
     return {
         "strategy": name,
         "ranks": world,
         "parameters": size,
         "rounds": rounds,
-        "whole": held[0]["off"],
-        "largest": {
-            what: max(one["auto"][what] for one in held) for what in ("noise", "optimizer")
-        },
+        "whole": whole,
+        "largest": largest,
+        "bytes_whole": bytes_whole,
+        "bytes_largest": bytes_largest,
+        "of_whole": bytes_largest * world / bytes_whole,
         "payload_bytes": round(2 * 4 * size * (world - 1) / world),
         "loopback_bytes": {shard: round(sent[shard] / rounds / world) for shard in sides},
         "seconds": {shard: statistics.median(took[shard]) for shard in sides},
@@ -134,20 +150,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    rows = []
-    for world in args.ranks:
-        for name in CASES:
-            row = found_by(measure, world, args.rounds, name)
-            rows.append(row)
-            whole, largest = (sum(row[kind].values()) for kind in ("whole", "largest"))
-            print(
-                f"{name:18} {world} ranks: {largest / 2**20:.1f} of {whole / 2**20:.1f} MiB, "
-                f"{largest * world / whole:.3f} of whole/ranks; a rank sends "
-                f"{row['loopback_bytes']['auto'] / 2**20:.1f} MiB a step, without "
-                f"{row['loopback_bytes']['off'] / 2**20:.1f}; time {row['ratio']:.3f}",
-                flush=True,
-            )
-    write(args.json, rows)
+    rows = [found_by(measure, world, args.rounds, name) for world in args.ranks for name in CASES]
+    results.publish(
+        args.json,
+        {"sharded_noise": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine("torch"),
+    )
 
 
 if __name__ == "__main__":

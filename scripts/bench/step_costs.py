@@ -29,10 +29,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from scripts import results
 from scripts.bench.step_models import CASES
 from scripts.bench.step_profile import TOTAL, profile
 from scripts.bench.step_sides import ORDINARY, quiet
-from scripts.bench.step_time import ALLOCATORS, child, machine
+from scripts.bench.step_time import ALLOCATORS, PACKAGES, child
 
 SIDE = "bookkeeping"
 MODELS = (
@@ -47,6 +48,16 @@ MODELS = (
     "convnext",
     "unet",
     "lstm",
+)
+PLACES = ("first", "second", "third")
+COLUMNS = (
+    ("model; batch", "{title}; {batch:,}"),
+    ("ordinary", "{seconds.ordinary:ms figures3} ms"),
+    ("bookkeeping", "{seconds.bookkeeping:ms figures3} ms"),
+    *(
+        (place, f"{{largest.{place}.part}} {{largest.{place}.seconds:ms figures3}} ms")
+        for place in PLACES
+    ),
 )
 Row = dict[str, Any]
 
@@ -80,28 +91,23 @@ def measure(
     """One row of the results."""
     found = profile(model, [SIDE], rounds, "cpu", choose, processor=processor)
     ordinary, private = found[ORDINARY], found[SIDE]
+    more = extra(ordinary, private)
+    largest = sorted(more.items(), key=lambda item: -item[1])
     return {
         "model": model,
+        "title": CASES[model].title,
         "batch": CASES[model].batch,
         "threads": torch.get_num_threads(),
         "rounds": rounds,
         "least": choose is min,
         "clock": "processor" if processor else "wall",
         "seconds": {ORDINARY: ordinary[TOTAL], SIDE: private[TOTAL]},
-        "extra": extra(ordinary, private),
+        "extra": more,
+        "largest": {
+            place: {"part": part, "seconds": seconds}
+            for place, (part, seconds) in zip(PLACES, largest, strict=False)
+        },
     }
-
-
-def show(row: Row) -> None:
-    """One line: the steps, and what is more, the largest first."""
-    parts = sorted(row["extra"].items(), key=lambda item: -item[1])
-    steps = row["seconds"]
-    line = ", ".join(f"{name} {1e3 * value:.2f}" for name, value in parts)
-    print(
-        f"{row['model']:9} {1e3 * steps[ORDINARY]:8.1f} → {1e3 * steps[SIDE]:8.1f} ms "
-        f"({steps[SIDE] / steps[ORDINARY]:.2f}): {line}",
-        flush=True,
-    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -145,10 +151,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for model in tqdm(options.models, unit="model", file=sys.stderr):
         rows.append(child("step_costs.py", [*common, "--models", model], options.allocator))
-        show(rows[-1])
-    if options.json:
-        result = {"machine": machine("cpu"), "rows": rows}
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    rows.sort(key=lambda row: list(CASES).index(row["model"]))
+    results.publish(
+        options.json,
+        {"step_costs": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine(*PACKAGES),
+    )
 
 
 if __name__ == "__main__":

@@ -210,29 +210,30 @@ def _noise(inputs: Inputs, generator: torch.Generator) -> torch.Tensor:
 
 
 def _cases() -> Iterator[Case]:
-    yield Case("vgg", "VGG 32×32", 256, _vgg, _images)
+    yield Case("vgg", "VGG, 32×32", 256, _vgg, _images)
     yield Case("bert", "BERT-tiny, 128 tokens", 64, _bert_tiny, _tokens, classes=2)
     yield Case("mlp", "MLP 784-512-512-10", 1024, _mlp, _features)
     mnist = functools.partial(_images, size=28, channels=1)
     yield Case("mnist", "Opacus's MNIST CNN", 512, lambda: MnistCnn(CLASSES), mnist)
-    yield Case("resnet10", "ResNet-10 (GroupNorm) 32×32", 64, lambda: resnet(1, CLASSES), _images)
-    yield Case("resnet18", "ResNet-18 (GroupNorm) 32×32", 32, lambda: resnet(2, CLASSES), _images)
+    yield Case("resnet10", "ResNet-10, GroupNorm, 32×32", 64, lambda: resnet(1, CLASSES), _images)
+    yield Case("resnet18", "ResNet-18, GroupNorm, 32×32", 32, lambda: resnet(2, CLASSES), _images)
     decoder = {"labels": _next_tokens, "loss": lambda: TokenCrossEntropy(shift=True)}
     for name, vocabulary in (("gpt2", 5_000), ("gpt2-50k", 50_257)):
         build = functools.partial(_gpt2, vocabulary)
-        title = f"GPT-2, 4 layers, vocabulary {vocabulary:,}"
+        title = f"GPT-2, 4 layers, 256 wide, 256 tokens, vocabulary {vocabulary:,}"
         yield Case(name, title, 8, build, _ids(vocabulary), **decoder)
     known = _ids(LLAMA_VOCABULARY)
-    yield Case("llama", "Llama, 4 layers, vocabulary 32,000", 8, _llama, known, **decoder)
-    yield Case("vit", "ViT-tiny/4 32×32", 64, _vit_tiny, _pixels(32))
-    yield Case("convnext", "ConvNeXt-atto 64×64", 64, _convnext_atto, _pixels(64))
+    title = "Llama, 4 layers, 256 wide, 256 tokens, vocabulary 32,000"
+    yield Case("llama", title, 8, _llama, known, **decoder)
+    yield Case("vit", "ViT-tiny/4, 32×32", 64, _vit_tiny, _pixels(32))
+    yield Case("convnext", "ConvNeXt-atto, 64×64", 64, _convnext_atto, _pixels(64))
     unet = {"labels": _noise, "loss": nn.MSELoss}
-    yield Case("unet", "diffusion UNet 32×32", 32, UNet, _images_and_times, **unet)
+    yield Case("unet", "diffusion UNet, 32×32", 32, UNet, _images_and_times, **unet)
     tagger = {"labels": _tags, "loss": TokenCrossEntropy}
     lstm = functools.partial(LstmTagger, WORDS, TAGS)
     yield Case("lstm", "LSTM tagger, 64 tokens", 128, lstm, _words, **tagger)
     large = functools.partial(resnet, 2, CLASSES)
-    yield Case("resnet18-large", "ResNet-18 (GroupNorm) 32×32", 512, large, _images)
+    yield Case("resnet18-large", "ResNet-18, GroupNorm, 32×32", 512, large, _images)
     yield Case("bert-base", "BERT-base, 128 tokens", 64, _bert, _tokens, classes=2)
 
 

@@ -26,16 +26,15 @@ import importlib.util
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from scripts import results
 from scripts.bench.step_models import CASES, default_models
 from scripts.bench.step_plot import plot
 from scripts.bench.step_sides import DEFAULT_SIDES, ORDINARY, SIDES
@@ -50,6 +49,13 @@ MALLOC = {
 ALLOCATORS: dict[str, dict[str, str]] = {"default": {}, "tuned": MALLOC}
 """What each sets in the environment; a setting of the caller's own never gets there."""
 
+TITLES = {
+    "opacus-hooks": "Opacus hooks",
+    "opacus-functorch": "Opacus functorch",
+    "opacus-ghost": "Opacus ghost",
+    "opake": "opake",
+    "bookkeeping": "dptrain bookkeeping",
+}
 PACKAGES = ("torch", "opacus", "transformers", "numpy")
 Row = dict[str, Any]
 
@@ -72,33 +78,6 @@ def child(script: str, arguments: Sequence[str], allocator: str) -> Row:
         )
     row: Row = json.loads(done.stdout)
     return {**row, "allocator": allocator}
-
-
-def machine(device: str) -> Row:
-    """What the numbers were measured on and with."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "missing"
-    return {
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "libc": " ".join(platform.libc_ver()),
-        "versions": versions,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def show(time: Row | None, memory: Sequence[Row], max_load: float) -> None:
@@ -145,7 +124,8 @@ def run(options: argparse.Namespace) -> Row:
     common = ["--device", options.device]
     if options.threads is not None:
         common += ["--threads", str(options.threads)]
-    result: Row = {"machine": machine(options.device), "time": [], "memory": []}
+    machine = results.machine(*PACKAGES, device=options.device)
+    result: Row = {"machine": machine, "time": [], "memory": []}
     per_model = (not options.no_time) + (not options.no_memory) * len(options.sides)
     total = per_model * len(options.models) * len(options.allocator)
     with tqdm(total=total, unit="process", file=sys.stderr) as bar:
@@ -173,10 +153,57 @@ def run(options: argparse.Namespace) -> Row:
 
 
 def keep(result: Row, path: pathlib.Path) -> None:
-    """Add to the results in a file."""
-    if path.exists():
-        result = joined(json.loads(path.read_text(encoding="utf-8")), result)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    """Add to the results in a file, by device."""
+    name = result["machine"]["device"]
+    devices = {each["machine"]["device"]: each for each in results.read(path).get("devices", [])}
+    devices[name] = joined(devices[name], result) if name in devices else result
+    publish(list(devices.values()), path)
+
+
+def publish(devices: Sequence[Row], path: pathlib.Path) -> None:
+    """Write the results of devices, and their table; of one on the CPU with memory."""
+    rows = [row for each in devices for row in shown(each)]
+    sides = [(t, s) for s, t in TITLES.items() if any(s in row["ratio"] for row in rows)]
+    model, gpu = ("model; batch", "{title}; {batch:,}"), devices[0]["machine"]["device"] != "cpu"
+    if gpu:
+        columns = [("device", "{device}"), model, ("ordinary", "{seconds.ordinary:time}")]
+        columns += [(title, f"{{ratio.{side}.median:.2f}}") for title, side in sides]
+        rows = [row for row in rows if row["kind"] == "time"]
+    else:
+        ordinary = ("ordinary", "{seconds.ordinary:time}", "{added.ordinary:MiB ,.0f} MiB")
+        columns = [("", "{kind}"), model, ("allocator", "{allocator}"), ordinary]
+        for title, side in sides:
+            spread = f" ({{ratio.{side}.q1:.2f}}–{{ratio.{side}.q3:.2f}})"
+            time = f"{{ratio.{side}.median:.2f}}{spread if side == 'bookkeeping' else ''}"
+            columns.append((title, time, f"{{ratio.{side}:.2f}}"))
+    results.publish(
+        path,
+        {"step_time_gpu" if gpu else "step_time": results.Table(columns, rows)},
+        script=__file__,
+        machine=None if gpu else devices[0]["machine"],
+        quiet=True,
+        devices=devices,
+    )
+
+
+def shown(device: Row) -> Iterator[Row]:
+    """Rows of the table: times with ratios to the ordinary step, then memory that a step adds."""
+    added: dict[tuple[str, str], dict[str, int]] = {}
+    for row in device["memory"]:
+        if "peak_bytes" in row:
+            of = added.setdefault((row["model"], row["allocator"]), {})
+            of[row["side"]] = row["peak_bytes"] - row["start_bytes"]
+    cases = [
+        {key: row[key] for key in ("model", "batch", "allocator", "seconds", "ratio")}
+        | {"title": CASES[row["model"]].title}
+        for row in device["time"]
+        if "ratio" in row
+    ]
+    yield from ({"kind": "time", "device": device["machine"]["device"], **row} for row in cases)
+    for row in cases:
+        if found := added.get((row["model"], row["allocator"])):
+            ratio = {side: each / found[ORDINARY] for side, each in found.items()}
+            yield {**row, "kind": "memory", "seconds": {}, "added": found, "ratio": ratio}
 
 
 def joined(before: Row, result: Row) -> Row:
@@ -243,8 +270,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     result = run(options)
     if options.plot:
-        whole = json.loads(options.json.read_text(encoding="utf-8")) if options.json else result
-        plot(whole, options.plot)
+        kept = results.read(options.json).get("devices", [result])
+        plot(next(d for d in kept if d["machine"] == result["machine"]), options.plot)
 
 
 if __name__ == "__main__":

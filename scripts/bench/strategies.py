@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
 import pathlib
 import statistics
 import time
@@ -32,6 +30,16 @@ from dptrain.strategies import (
     ColumnNormalizedBandMF,
     Dense,
     Strategy,
+)
+from scripts import results
+
+COLUMNS = (
+    ("strategy", "{name}"),
+    ("time", "{seconds:time}"),
+    ("error", "{error:.7g}"),
+    ("jax_privacy: time", "{peer_seconds:time}", ""),
+    ("its error", "{peer_error:.7g}", ""),
+    ("ratio of times", "{ratio:,.0f}", ""),
 )
 
 
@@ -237,33 +245,21 @@ def main() -> None:
         from jax_privacy import matrix_factorization as factorization
 
         jax.config.update("jax_enable_x64", True)
-        from importlib.metadata import version
-
-        peer = f"jax_privacy {version('jax_privacy')}"
     except ModuleNotFoundError:
-        factorization, peer = None, "jax_privacy not installed"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = f"{cores} cores, load before the run {os.getloadavg()[0]:.1f}, {peer}"
-    print(machine)
+        factorization = None
+    machine = results.machine("jax_privacy", load=True)
     chosen = [c for c in cases() if not options.only or any(o in c.name for o in options.only)]
-    results = []
-    for case in tqdm(chosen, leave=False):
-        r = measure(case, factorization, options.rounds)
-        results.append(r)
-        line = f"{r['name']}: {r['seconds'] * 1e3:,.1f} ms, error {r['error']:.7g}"
-        if r["target_seconds"] is not None:
-            line += f" (target {r['target_seconds'] * 1e3:,.0f} ms"
-            line += f", {r['target_error']})" if r["target_error"] else ")"
-        if "peer_seconds" in r:
-            line += (
-                f"; peer {r['peer_seconds'] * 1e3:,.0f} ms (first {r['peer_first_seconds']:.1f} s),"
-                f" error {r['peer_error']:.7g}: {r['ratio']:,.0f} times our time"
-            )
-        tqdm.write(line)
-        if options.json is not None:  # after every case: some take minutes
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"machine": machine, "cases": results}, indent=2)
-            options.json.write_text(text + "\n", encoding="utf-8")
+    rows = []
+    for case in tqdm(chosen, leave=False):  # written after every case: some take minutes
+        rows.append(measure(case, factorization, options.rounds))
+        table = results.Table(COLUMNS, rows)
+        results.publish(
+            options.json,
+            {"strategies": table},
+            script=__file__,
+            machine=machine,
+            quiet=len(rows) < len(chosen),
+        )
 
 
 if __name__ == "__main__":

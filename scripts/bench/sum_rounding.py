@@ -12,7 +12,6 @@ large, and the example pulls against them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import pathlib
 import warnings
@@ -23,9 +22,17 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import Gradients, Loading, Poisson, PrivacyEngine
+from scripts import results
 
 HERE = pathlib.Path(__file__).parent
 R = 1.0
+COLUMNS = (
+    ("model", "{model}"),
+    ("batch", "{batch}"),
+    ("rows in a part", "{microbatch}"),
+    ("beyond R (of R)", "{beyond R:.1e}"),
+    ("at worst", "{worst case:.1e}"),
+)
 
 
 class Weighted(nn.Module):
@@ -123,22 +130,18 @@ def main() -> None:
                     clipped_sum(name, batch, micro, present=present) for present in (True, False)
                 )
                 moved = float((with_it - without).norm()) / R
-                row = {
-                    "model": name,
-                    "batch": batch,
-                    "microbatch": micro or batch,
-                    "beyond R": moved - 1.0,
-                    "worst case": worst(micro or batch),
-                }
-                rows.append(row)
-                beyond, bound = row["beyond R"], row["worst case"]
-                print(
-                    f"{name:18} batch {batch:4} in parts of {micro or batch:4}: "
-                    f"{beyond:+.1e} R beyond R, at worst {bound:.1e} R",
-                    flush=True,
-                )
                 assert math.isfinite(moved)
-    options.json.write_text(json.dumps(rows, indent=2) + "\n")
+                rows.append(
+                    {
+                        "model": name,
+                        "batch": batch,
+                        "microbatch": micro or batch,
+                        "beyond R": moved - 1.0,
+                        "worst case": worst(micro or batch),
+                    }
+                )
+    table = results.Table(COLUMNS, rows)
+    results.publish(options.json, {"sum_rounding": table}, script=__file__)
 
 
 if __name__ == "__main__":

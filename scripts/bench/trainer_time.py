@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import pathlib
-import platform
 import statistics
 import tempfile
 import time
@@ -27,8 +24,16 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from dptrain.integrations.transformers import PrivacyArguments, PrivateTrainer
+from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "trainer_time.json"
+COLUMNS = (
+    ("model", "{model}"),
+    ("microbatches", "{microbatches}"),
+    ("Trainer", "{seconds.ordinary:time}"),
+    ("PrivateTrainer", "{seconds.private:time}"),
+    ("ratio", results.SPREAD),
+)
 ROWS, LENGTH, VOCABULARY = 32, 64, 30522
 WARM_UP = 17  # in its first 16 steps the engine also looks at what the loss divides by
 SIZES = {"BERT-tiny": (2, 128), "BERT-mini": (4, 256)}  # layers and width
@@ -136,23 +141,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
     options = parser.parse_args()
-    result = {
-        "rows": ROWS,
-        "length": LENGTH,
-        "cases": [
-            measure(size, microbatches, options.rounds, options.steps)
-            for size, microbatches in CASES
-        ],
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-    }
-    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
+    rows = [measure(*case, options.rounds, options.steps) for case in CASES]
+    results.publish(
+        options.json,
+        {"trainer_time": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine("torch", "transformers") | {"threads": torch.get_num_threads()},
+        sizes={"rows": ROWS, "length": LENGTH},
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Rows of an earlier run are kept unless they are made anew.
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import time
 
@@ -32,6 +31,7 @@ from dptrain.accounting.users import (
     UserMinSepImportance,
     neighbor_facts,
 )
+from scripts import results
 
 PAPERS, STEPS, BATCH, BANDS, DELTA = 300_000, 1000, 1024.0, 16, 1 / 500_000
 OUT = pathlib.Path(__file__).parent / "results" / "user_accounting.json"
@@ -65,8 +65,7 @@ def main() -> None:
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--neighbours", type=int, nargs="+", default=[0, 2, 4, 16, 64])
     arguments = parser.parse_args()
-    rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
-    print(f"{'d':>3} {'p':>9} {'exposed':>8} {'σ':>5}  {'accountant':<28}{'ε':>9}{'seconds':>9}")
+    rows = results.read(arguments.json).get("answers", [])
     for neighbours in arguments.neighbours:
         built = graph(neighbours)
         found = neighbor_facts(built).neighbors
@@ -104,12 +103,15 @@ def main() -> None:
                         "seconds": seconds,
                     }
                 )
-                print(
-                    f"{found:>3} {scheme.probability:>9.6f} {share:>8.3f} {sigma:>5}  "
-                    f"{member.name:<28}{epsilon:>9.3f}{seconds:>9.1f}",
-                    flush=True,
+                print(f"d = {found}, σ = {sigma}, {member.name}: ε = {epsilon:.3f}", flush=True)
+                table = results.pivoted(rows, {"sigma": "σ"}, "accountant", "{@.epsilon:.2f}")
+                results.publish(
+                    arguments.json,
+                    {"user_accounting": table},
+                    script=__file__,
+                    quiet=True,
+                    answers=rows,
                 )
-                arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ the partition (seconds, and the memory of the whole process), one calibration, a
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import resource
 import time
@@ -27,12 +26,26 @@ import numpy as np
 from dptrain import AttributionGraph, GraphPartition, Identity, UserCyclic, UserMinSep, calibrate
 from dptrain.planning import UserPlan, plan_users
 from dptrain.strategies import BandMF
+from scripts import results
 from scripts.bench.arxiv_graph import ArxivGraph, arxiv_graph
 
 OUT = pathlib.Path(__file__).parent / "results" / "user_errors.json"
 STEPS, BATCH, DELTA = 1000, 1024, 2e-6
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 MANY = 10_000_000
+COLUMNS = (
+    ("", "{name}"),
+    *((f"ε = {epsilon:g}", f"{{error.{epsilon:g}:.4f}}") for epsilon in EPSILONS),
+)
+BOUND_COLUMNS = (
+    ("k", "{max_examples}"),
+    ("copies", "{duplicates}"),
+    ("kept", "{kept:.1%}"),
+    ("scheme", "`{called}`"),
+    ("bands", "{bands}"),
+    ("error", "{error:.4f}"),
+    ("error / kept", "{error_over_kept:.4f}"),
+)
 
 
 def errors(plans: dict[float, UserPlan]) -> list[dict[str, Any]]:
@@ -150,11 +163,52 @@ def main() -> None:
     options = parser.parse_args()
     found = arxiv_graph(options.archive)
     value = {"table": table, "bounds": bounds, "sizes": sizes}[options.what](found)
-    kept = json.loads(options.json.read_text()) if options.json.exists() else {}
-    kept["graph"] = found.figures()
-    kept[options.what] = value
-    options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(value, indent=1))
+    old = results.read(options.json)
+    kept = {what: old[what] for what in ("table", "bounds", "sizes") if what in old}
+    write({"graph": found.figures(), **kept, options.what: value}, options.json)
+
+
+def write(kept: dict[str, Any], path: pathlib.Path) -> None:
+    """Keep all measurements, with the best of each scheme and of each bound as tables."""
+    tables = {
+        "user_errors": results.Table(COLUMNS, best_schemes(kept.get("table", []))),
+        "user_bounds": results.Table(BOUND_COLUMNS, best_of_bounds(kept.get("bounds", []))),
+    }
+    results.publish(path, tables, script=__file__, **kept)
+
+
+def best_schemes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A scheme a row, with the least error of its settings at each ε, ordered by that at ε = 8."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        least = found.setdefault(title(row["scheme"]), dict(row["error"]))
+        for epsilon, error in row["error"].items():
+            least[epsilon] = min(least[epsilon], error)
+    ordered = sorted(found.items(), key=lambda item: item[1]["8"])
+    return [{"name": name, "error": error} for name, error in ordered]
+
+
+def title(scheme: dict[str, Any]) -> str:
+    """A scheme by name, with what tells it from others of its class."""
+    name = f"`{scheme['type']}`"
+    if "spread" in scheme:
+        return f"{name}, spread over {scheme['spread']} slots"
+    if scheme["type"] == "UserMinSep" and scheme["min_sep"] == 1:
+        draws = "revealed" if "accountant" in scheme else "hidden"
+        return f"{name}, `min_sep=1`, draws {draws}"
+    return name
+
+
+def best_of_bounds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of every bound the scheme with the least error, as a user writes it."""
+    found: dict[tuple[int, bool], dict[str, Any]] = {}
+    for row in rows:
+        key = row["max_examples"], row["duplicates"]
+        if key not in found or row["error_over_kept"] < found[key]["error_over_kept"]:
+            given = ", ".join(f"{k}={v}" for k, v in row["scheme"].items() if k != "type")
+            called = f"{row['scheme']['type']}({given})"
+            found[key] = {**row, "called": called, "bands": row["strategy"].get("bands", 1)}
+    return [row for _, row in sorted(found.items())]
 
 
 if __name__ == "__main__":

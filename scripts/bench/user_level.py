@@ -10,13 +10,13 @@ bounded graph of ``graph.py`` has on average. PYTHONPATH=. python scripts/bench/
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import time
 
 from scipy.optimize import brentq
 
 from dptrain import AttributionGraph, BandMF, MatrixMechanism, UserMinSep, account
+from scripts import results
 
 PAPERS, USERS, STEPS, BATCH, DELTA = 300_000, 500_000, 1000, 1024.0, 1 / 500_000
 NEIGHBOURS = 4
@@ -46,7 +46,6 @@ def main() -> None:
         examples=PAPERS, users=USERS, edges=2 * USERS, max_examples=2, fingerprint="a stand-in"
     )
     rows = []
-    print(f"{'b':>3} {'p':>9} {'σ':>5}  {'exclusion':<14}{'accountant':<30}{'ε':>8}{'seconds':>9}")
     for b in (2, 4, 8, 16, 32):
         p = probability(b)
         if p is None:
@@ -81,12 +80,9 @@ def main() -> None:
                             "seconds": seconds,
                         }
                     )
-                    print(
-                        f"{b:>3} {p:>9.6f} {sigma:>5}  {exclusion:<14}{name:<30}"
-                        f"{epsilon:>8.3f}{seconds:>9.2f}"
-                    )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    keys = {"min_sep": "b", "sigma": "σ", "exclusion": "exclusion"}
+    table = results.pivoted(rows, keys, "accountant", "{@.epsilon:.2f}")
+    results.publish(arguments.json, {"user_level": table}, script=__file__)
 
 
 if __name__ == "__main__":

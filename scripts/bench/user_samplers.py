@@ -10,10 +10,7 @@ Per batch: median and largest of the wall time of drawing one.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
-import platform
 import resource
 import statistics
 import time
@@ -23,6 +20,14 @@ import numpy as np
 
 from dptrain.sampling import AttributionGraph, Scheme, UserFixed, UserMinSep
 from dptrain.sampling.users import probability_for_batch_size, simulated_batch_size
+from scripts import results
+
+COLUMNS = (
+    ("", "{name}"),
+    ("time", "{construction_s:time}", "{seconds:time}"),
+    ("a batch", "{batch_ms_median:.2f} ms", ""),
+    ("mean batch", "{mean_batch:,.1f}", ""),
+)
 
 
 def graph_of(examples: int, authors: int, k: int, seed: int = 0) -> AttributionGraph:
@@ -68,18 +73,13 @@ def main() -> None:
 
     start = time.perf_counter()
     graph = graph_of(arguments.examples, arguments.authors, arguments.k)
-    result: dict[str, Any] = {"graph_s": time.perf_counter() - start, "graph": graph.to_dict()}
-    print(f"{graph.examples} examples, {graph.users} users, {graph.edges} edges", flush=True)
-
-    def report(name: str, row: dict[str, Any]) -> None:
-        result[name] = row
-        numbers = (f"{key} {value:.5g}" for key, value in row.items())
-        print(f"{name:28s} " + "  ".join(numbers), flush=True)
-
+    facts: dict[str, Any] = {"graph_s": time.perf_counter() - start, "graph": graph.to_dict()}
+    rows: list[dict[str, Any]] = []
     for exclusion in ("sampling", "participation"):
         start = time.perf_counter()
         p = probability_for_batch_size(graph, batch_size=batch, min_sep=b, exclusion=exclusion)
-        report(f"p, {exclusion}", {"p": p, "seconds": time.perf_counter() - start})
+        found = {"p": p, "seconds": time.perf_counter() - start}
+        rows.append({"name": f"finding p, {exclusion}", **found})
         scheme = UserMinSep(
             graph=graph,
             probability=p,
@@ -88,19 +88,24 @@ def main() -> None:
             batch_size=batch,
             exclusion=exclusion,
         )
-        report(f"UserMinSep, {exclusion}", timed(scheme, 1, arguments.steps))
+        rows.append({"name": f"UserMinSep, {exclusion}", **timed(scheme, 1, arguments.steps)})
     start = time.perf_counter()
     p = probability_for_batch_size(graph, batch_size=batch, min_sep=b, method="simulation")
     estimate = simulated_batch_size(graph, probability=p, min_sep=b, seed=1)
-    row = {"p": p, "seconds": time.perf_counter() - start, "mean again": estimate.mean}
-    report("p by simulation", {**row, "standard error": estimate.standard_error})
+    found = {"p": p, "seconds": time.perf_counter() - start, "mean again": estimate.mean}
+    found["standard error"] = estimate.standard_error
+    rows.append({"name": "finding p by simulation", **found})
     for min_sep in (1, b, 8 * b):
         fixed = UserFixed(graph=graph, batch_size=batch, min_sep=min_sep, steps=n)
-        report(f"UserFixed, b={min_sep}", timed(fixed, 1, arguments.steps))
-    result["peak_rss_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result["machine"] = {"python": platform.python_version(), "cores": os.cpu_count()}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        rows.append({"name": f"UserFixed, b={min_sep}", **timed(fixed, 1, arguments.steps)})
+    facts["peak_rss_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    results.publish(
+        arguments.json,
+        {"user_samplers": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine(),
+        **facts,
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ with momentum .9:
 
 The learning rate of each (ε, method) is chosen on a tenth of the training set that its runs do not
 train on; five fresh seeds then train on all of it, and are tested once. Every finished run is a
-file in the results, so an interrupted contest goes on where it stopped.
+line of the results, so an interrupted contest goes on where it stopped.
 
     git clone https://github.com/rasbt/mnist-pngs
     PYTHONPATH=. python scripts/bench/utility_mnist.py --root mnist-pngs
@@ -34,7 +34,7 @@ from dptrain.sampling import Scheme
 from recipes.data import mnist
 from scripts.bench.step_networks import MnistCnn
 from scripts.utility.command import run_contest
-from scripts.utility.contest import Contest, Method
+from scripts.utility.contest import ACCURACY, Contest, Method, by_method
 
 HERE = pathlib.Path(__file__).parent
 SIZE, BATCH, EPOCHS = 60_000, 512, 8
@@ -74,6 +74,17 @@ def methods(epsilon: float) -> Mapping[str, Method]:
 
 CONTEST = Contest(
     title="MNIST, 8 epochs",
+    script=__file__,
+    tables={
+        "utility_mnist": by_method(
+            {
+                "opacus": "Opacus DP-SGD",
+                "poisson": "`Identity` + `Poisson`",
+                "min-sep": "`BandMF(16)` + `MinSep(16)`",
+            },
+            ACCURACY,
+        )
+    },
     load=mnist,
     dataset_size=SIZE,
     network=network,

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from scripts.docs.pages import ROOT
+from scripts.paper.common import read_csv
+from scripts.results import rows_of
 
 RESULTS = ROOT / "scripts/paper/results"
 
-Row = dict[str, str]
+Row = dict[str, Any]
 
 
 @functools.cache
 def _read(name: str) -> list[Row]:
-    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(RESULTS / f"{name}.json", name) or read_csv(RESULTS / f"{name}.csv")
 
 
 def _column(name: str, column: str) -> np.ndarray:
@@ -27,7 +28,7 @@ def _column(name: str, column: str) -> np.ndarray:
 
 
 def summaries() -> Iterator[tuple[str, str]]:
-    """File of results, and what it says."""
+    """Names of scripts, and what their results say."""
     for name in ("balls_in_bins_fig2", "balls_in_bins_fig3"):
         yield name, "; ".join(_crossings(name))
     for other, words in (("cyclic", "cyclic Poisson"), ("balls_in_bins", "balls-in-bins")):
@@ -41,10 +42,10 @@ def summaries() -> Iterator[tuple[str, str]]:
     yield "matrix_fig8", f"ε unamplified: {', '.join(plain)}"
     yield "linear_last_iterate", f"ε at δ = 10⁻⁶: {_last_iterate(1e-6)}"
     for name in ("individual_fig1_mnist", "individual_fig1"):
-        yield name, _medians(name)
+        yield "individual_fig1", _medians(name)
     for name, data in (("individual_fig6_mnist", "MNIST"), ("individual_fig6", "digits")):
         words = f"change of the AUC from epoch 50 to 100 on {data}, by the multiple of the norm"
-        yield name, f"{words}: {_changes(name)}"
+        yield "individual_fig6", f"{words}: {_changes(name)}"
     (row,) = [row for row in _read("individual_fig5") if float(row["epsilon"]) == 0.8]
     yield (
         "individual_fig5",

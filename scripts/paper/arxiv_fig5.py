@@ -20,7 +20,7 @@ Slots, bands and separations are those with the least predicted error (user_erro
 scripts/bench), not chosen by accuracy. The learning rate of each (ε, method) is chosen by its
 loss on 10,000 of the held-out papers, and the other 40,000 are looked at once by each run that
 counts. Nothing about held-out papers is protected; but the choice takes more runs on the training
-papers, which no stated guarantee covers. Every finished run is a file in the results, so the grid
+papers, which no stated guarantee covers. Every finished run is a line of the results, so the grid
 goes on where it stopped, on the same first weights; others need ``--results`` of their own:
 
     GIT_LFS_SKIP_SMUDGE=1 git clone https://github.com/staeiou/arxiv_archive work/archive
@@ -36,7 +36,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import pathlib
 import time
@@ -63,9 +62,19 @@ from dptrain.sampling import Scheme, UserScheme
 from recipes.data.arxiv import ArxivData, arxiv
 from recipes.models.bert import CATEGORY, bert
 from recipes.models.bert_heads import INPUTS
+from scripts import results
 from scripts.bench.user_errors import BATCH, DELTA, EPSILONS, OUT, STEPS
 from scripts.utility.command import run_contest
-from scripts.utility.contest import Contest, Job, Method
+from scripts.utility.contest import (
+    ACCURACY,
+    LOSS,
+    NOT_RUN,
+    SEEDS,
+    Contest,
+    Job,
+    Method,
+    by_method,
+)
 
 HERE = pathlib.Path(__file__).parent
 HELD_OUT, CHOSEN_ON = 50_000, 10_000
@@ -91,6 +100,12 @@ class Part:
     rows: int = 64
 
 
+TITLES = {
+    "dp-sgd": "DP-SGD",
+    "cyclic": "`UserCyclic`",
+    "min-sep": "`UserMinSep`",
+    "unamplified": "`UserFixed`",
+}
 PARTS = {
     "head": Part(
         title="pooler and classifier", whole=False, rates=(0.03, 0.1, 0.3, 1.0), rows=2048
@@ -251,9 +266,8 @@ def _unamplified(min_sep: int, users: AttributionGraph) -> Scheme:
 @functools.cache
 def settings(epsilon: float) -> dict[str, dict[str, Any]]:
     """Of each scheme, the row of ``user_errors`` with plain BandMF and the least error at ε."""
-    rows = json.loads(OUT.read_text(encoding="utf-8"))["table"]
     best: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in results.read(OUT)["table"]:
         kind, bands = row["scheme"]["type"], row["strategy"]["type"]
         if not bands.startswith("BandMF"):
             continue
@@ -382,10 +396,21 @@ def measured(model: nn.Module, rows: Rows) -> dict[str, float]:
     return {"loss": loss / len(rows), "accuracy": hits / len(rows)}
 
 
-def contest(part: Part) -> Contest:
-    """Four mechanisms, by which the same weights are trained."""
+def contest(name: str, part: Part) -> Contest:
+    """Four mechanisms, by which the same weights are trained, with tables of these names."""
+    accuracy = ACCURACY.replace("mean:% .1f", "accuracy.mean:% .2f")
+    accuracy = accuracy.replace("half_width:% .1f", "accuracy.half_width:% .2f")
+    tuning = "{@.tuning.score:.4f} ({@.tuning.rate}{@.tuning.more})"
     return Contest(
         title=f"arXiv by authors, {part.title}",
+        script=__file__,
+        tables={
+            name: by_method(TITLES, LOSS + SEEDS, "{@.mean:.4f} (1)", NOT_RUN),
+            f"{name}_accuracy": by_method(
+                TITLES, accuracy + SEEDS, "{@.accuracy.mean:% .2f} (1)", NOT_RUN
+            ),
+            f"{name}_tuning": by_method(TITLES, tuning, NOT_RUN),
+        },
         dataset_size=ROWS,
         methods=methods,
         epsilons=EPSILONS,
@@ -406,11 +431,9 @@ def contest(part: Part) -> Contest:
 
 if __name__ == "__main__":
     assert __doc__ is not None
+    names = {"head": "arxiv_fig5", "whole": "arxiv_fig5_whole"}
     run_contest(
-        {name: contest(part) for name, part in PARTS.items()},
+        {part: contest(name, PARTS[part]) for part, name in names.items()},
         __doc__.split("\n\n")[0],
-        {
-            "head": HERE / "results/arxiv_fig5",
-            "whole": HERE / "results/arxiv_fig5_whole",
-        },
+        {part: HERE / "results" / name for part, name in names.items()},
     )

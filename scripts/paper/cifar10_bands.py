@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import pathlib
 import warnings
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from dptrain import BallsInBins, BandMF, CyclicPoisson, MinSep, calibrate
 from dptrain.sampling import Scheme
+from scripts import results
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results" / "cifar10_bands.json"
@@ -29,6 +29,15 @@ SIZE, EPOCH_LENGTH, STEPS = 50_000, 300, 1500
 DELTA = 1 / (2 * SIZE)
 BANDS = (4, 8, 16, 32, 64)  # the paper's begin at 2
 SEPARATIONS = (75, 150)  # beside the number of bands itself
+TITLES = {"cyclic": "`CyclicPoisson`", "balls-in-bins": "`BallsInBins`", "min-sep": "`MinSep`"}
+COLUMNS = (
+    ("ε", "{epsilon:g}"),
+    ("scheme", "{title}"),
+    ("bands", "{bands}"),
+    ("separation", "{min_sep}", ""),
+    ("σ", "{sigma:.4f}"),
+    ("predicted error", "{error:.4f}"),
+)
 
 
 def scheme(name: str, bands: int, separation: int | None, size: int) -> Scheme:
@@ -55,8 +64,8 @@ def candidates() -> Iterator[tuple[str, int, int | None]]:
 
 def epsilons() -> tuple[float, ...]:
     """Every ε of which all candidates are in the results, ascending."""
-    rows, needed = _rows(), len(list(candidates()))
-    counts = collections.Counter(row["epsilon"] for row in rows)
+    needed = len(list(candidates()))
+    counts = collections.Counter(row["epsilon"] for row in tried())
     return tuple(sorted(epsilon for epsilon, count in counts.items() if count == needed))
 
 
@@ -66,7 +75,7 @@ def best(epsilon: float) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: if there is none; this script makes them.
     """
-    rows = [row for row in _rows() if row["epsilon"] == epsilon]
+    rows = [row for row in tried() if row["epsilon"] == epsilon]
     found = {
         name: min((row for row in rows if row["scheme"] == name), key=lambda row: row["error"])
         for name in dict.fromkeys(row["scheme"] for row in rows)
@@ -79,8 +88,10 @@ def best(epsilon: float) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _rows() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+def tried() -> list[dict[str, Any]]:
+    """All rows of the results."""
+    found: list[dict[str, Any]] = results.read(RESULTS).get("tried", [])
+    return found
 
 
 def main() -> None:
@@ -89,7 +100,7 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0, 8.0])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows = _rows()
+    rows = tried()
     known = {(r["epsilon"], r["scheme"], r["bands"], r["min_sep"]) for r in rows}
     missing = [
         (epsilon, *candidate)
@@ -115,13 +126,20 @@ def main() -> None:
                 "error": error / found.scheme.expected_batch_size,
             }
         )
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    for epsilon in options.epsilons:
-        for name, row in best(epsilon).items():
-            print(
-                f"ε = {epsilon:g}, {name}: {row['bands']} bands, separation {row['min_sep']}, "
-                f"σ {row['sigma']:.4f}, error {row['error']:.4f}"
-            )
+        write(rows, quiet=True)
+    write(rows)
+
+
+def write(rows: list[dict[str, Any]], quiet: bool = False) -> None:
+    """Keep all rows, and those with the least error of their ε and scheme as a table."""
+    best: dict[tuple[float, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["epsilon"], row["scheme"])
+        if key not in best or row["error"] < best[key]["error"]:
+            best[key] = {"title": TITLES[row["scheme"]], **row}
+    shown = sorted(best.values(), key=lambda row: row["epsilon"])
+    tables = {RESULTS.stem: results.Table(COLUMNS, shown)}
+    results.publish(RESULTS, tables, script=__file__, quiet=quiet, tried=rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Bands and separations are those with the least predicted error of the averaged g
 by accuracy; cifar10_bands.py finds them, and which ε there are here. The learning rate of each
 (ε, method) is chosen on a tenth of the training set that its runs do not train on, beside whichever
 is the best so far until both its neighbours are worse; fresh seeds then train on all of it, and are
-tested once. Every finished run is a file in the results, so an
+tested once. Every finished run is a line of the results, so an
 interrupted contest goes on where it stopped.
 
     git clone https://github.com/cyizhuo/CIFAR-10-dataset
@@ -37,7 +37,7 @@ from recipes.models import vgg
 from scripts.paper import cifar10_bands
 from scripts.paper.cifar10_bands import DELTA, EPOCH_LENGTH, SIZE, STEPS
 from scripts.utility.command import run_contest
-from scripts.utility.contest import Contest, Method
+from scripts.utility.contest import ACCURACY, NOT_RUN, SEEDS, Contest, Method, by_method
 
 HERE = pathlib.Path(__file__).parent
 
@@ -81,6 +81,15 @@ def methods(epsilon: float) -> Mapping[str, Method]:
 
 CONTEST = Contest(
     title="CIFAR-10, VGG, 1,500 steps",
+    script=__file__,
+    tables={
+        "cifar10_fig4": by_method(
+            {"dp-sgd": "DP-SGD", **cifar10_bands.TITLES},
+            ACCURACY + SEEDS,
+            "{@.mean:% .1f} (1)",
+            NOT_RUN,
+        )
+    },
     load=cifar10,
     dataset_size=SIZE,
     network=network,

@@ -1,4 +1,4 @@
-"""What the scripts that redo a paper's figure share: options, CSV, comparisons, pictures."""
+"""The common part of scripts that redo a paper's figure: options, tables, comparisons."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import csv
 import pathlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from scripts import results
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -18,7 +20,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS, help="folder of the CSV and PNG files"
+        "--output", type=pathlib.Path, default=RESULTS, help="folder of the tables and pictures"
     )
     return found
 
@@ -37,6 +39,36 @@ def write_csv(path: pathlib.Path, columns: Sequence[str], rows: Iterable[Sequenc
             if len(row) != len(columns):
                 raise ValueError(f"row={row}: has {len(row)} values for {len(columns)} columns")
             writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in row])
+    print(f"wrote {path}")
+
+
+def write_table(
+    path: pathlib.Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    titles: Mapping[str, str],
+    script: str,
+) -> None:
+    """Write a table that a page shows, floats with seven digits, in the format of all results.
+
+    Args:
+        path: the file, ending in ``.json``.
+        columns: names of the numbers in a row.
+        rows: of the table.
+        titles: of the columns that are shown, by name.
+        script: ``__file__`` of the script.
+    """
+    named = [
+        {
+            name: float(f"{value:.7g}") if isinstance(value, float) else value
+            for name, value in zip(columns, row, strict=True)
+        }
+        for row in rows
+    ]
+    shown = [(title, f"{{{name}:figures4}}") for name, title in titles.items()]
+    tables = {path.stem: results.Table(shown, named)}
+    results.publish(path, tables, script=script, quiet=True)
     print(f"wrote {path}")
 
 

@@ -24,7 +24,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import figure_of, save
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
-from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
+from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv, write_table
 
 
 def directions(curve: Curve, sigma: float, delta: float) -> tuple[float, float]:
@@ -77,7 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         alone = size == 1  # nothing to convert
         groups.append((size, own, own if alone else converted(ones, single, size, delta)))
     columns_of_groups = ("group", "epsilon_mixture", "epsilon_converted")
-    write_csv(chosen.output / "linear_last_iterate_groups.csv", columns_of_groups, groups)
+    write_table(
+        chosen.output / "linear_last_iterate_groups.json",
+        columns_of_groups,
+        groups,
+        titles={
+            "group": "group size",
+            "epsilon_mixture": "ε by mixture",
+            "epsilon_converted": "ε converted",
+        },
+        script=__file__,
+    )
 
     figure, (left, right) = figure_of(2)
     for index, (name, (remove, add)) in enumerate(profiles.items()):

@@ -20,7 +20,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import figure_of, save
 from dptrain.sampling import CyclicPoisson, Poisson
 from dptrain.strategies import TreeRestart
-from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
+from scripts.paper.common import Stopwatch, compare, parser, positive, write_table
 
 EXAMPLES = 100_000  # no accountant looks at it
 
@@ -53,7 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         rows.append((sigma, *found))
     header = ("sigma", "epsilon_mmcc", "epsilon_cyclic")
-    write_csv(chosen.output / "matrix_fig4.csv", header, rows)
+    write_table(
+        chosen.output / "matrix_fig4.json",
+        header,
+        rows,
+        titles={
+            "sigma": "σ",
+            "epsilon_mmcc": "ε, MMCC",
+            "epsilon_cyclic": "ε, cyclic Poisson",
+        },
+        script=__file__,
+    )
 
     _, mmcc, other = np.array(rows).T
     figure, (axes,) = figure_of(1)

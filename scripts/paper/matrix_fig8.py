@@ -24,7 +24,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import figure_of, save
 from dptrain.sampling import Poisson
 from dptrain.strategies import SquareRoot
-from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
+from scripts.paper.common import Stopwatch, compare, parser, positive, write_table
 from scripts.paper.mmcc_of_the_paper import paper_epsilon
 
 COARSE = 64  # the paper's own grid is not stated
@@ -68,7 +68,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = ("", "_papers_tails", "_papers_tails_coarse")
     header = ["c", "n", "sigma", "unamplified", *(f"epsilon{kind}" for kind in kinds)]
     header += [f"ratio{kind}" for kind in kinds]
-    write_csv(chosen.output / "matrix_fig8.csv", header, rows)
+    write_table(
+        chosen.output / "matrix_fig8.json",
+        header,
+        rows,
+        titles={
+            "c": "c",
+            "n": "n",
+            "sigma": "σ",
+            "unamplified": "ε, unamplified",
+            "epsilon": "ε",
+            "ratio": "ratio",
+            "ratio_papers_tails": "ratio, the paper's tails",
+        },
+        script=__file__,
+    )
 
     x = np.sqrt(np.log2(sizes) + 1)
     in_figure = np.array(sizes) <= 128

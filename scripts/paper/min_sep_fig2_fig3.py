@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dptrain.reporting import figure_of, save
-from scripts.paper.common import Stopwatch, compare, parser, short, write_csv
+from scripts.paper.common import Stopwatch, compare, parser, short, write_table
 from scripts.paper.min_sep_grid import PAPER, QUARTER, Best, Grid, Row, compute
 
 SCHEMES = ("cyclic", "balls_in_bins", "min_sep")
@@ -130,7 +130,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     suffix = ("_full" if chosen.full else "") + ("_importance" if chosen.importance else "")
     columns, table = _table(rows)
-    write_csv(chosen.output / f"min_sep_fig2_fig3{suffix}.csv", columns, table)
+    write_table(
+        chosen.output / f"min_sep_fig2_fig3{suffix}.json",
+        columns,
+        table,
+        titles={
+            "epoch_length": "steps an epoch",
+            "epsilon": "ε",
+            "ratio_to_cyclic": "error over that of cyclic Poisson",
+            "ratio_to_balls_in_bins": "error over that of balls-in-bins",
+        },
+        script=__file__,
+    )
     for other, number in FIGURES.items():
         _draw(rows, grid, other, chosen.output / f"min_sep_fig{number}{suffix}.png")
     _claims(rows, grid)

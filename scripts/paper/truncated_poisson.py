@@ -44,18 +44,18 @@ from dptrain.accounting.losses import (
 from dptrain.accounting.poisson import Branches, SubsampledGaussianCurve, open_pair, truncated_curve
 from dptrain.core import Adjacency
 from dptrain.reporting import figure_of, save
-from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
+from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_table
 
-COLUMNS = (
-    "max_batch_size",
-    "used_rows",
-    "older_bound",
-    "theorem_3_1",
-    "theorem_3_3",
-    "zero_out",
-    "theorem_3_4",
-    "replace_one",
-)
+COLUMNS = {
+    "max_batch_size": "cap",
+    "used_rows": "used rows",
+    "older_bound": "older bound",
+    "theorem_3_1": "Theorem 3.1",
+    "theorem_3_3": "Theorem 3.3",
+    "zero_out": "ours, zero-out",
+    "theorem_3_4": "Theorem 3.4",
+    "replace_one": "ours, replace-one",
+}
 STYLES = {
     "older_bound": ("older bound δ + e^ε η", "black", "-."),
     "theorem_3_1": ("Theorem 3.1 (add-remove)", "C0", "-"),
@@ -232,7 +232,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ours[Adjacency.REPLACE_ONE],
             )
         )
-    write_csv(chosen.output / "truncated_poisson.csv", COLUMNS, rows)
+    write_table(
+        chosen.output / "truncated_poisson.json",
+        tuple(COLUMNS),
+        rows,
+        titles=COLUMNS,
+        script=__file__,
+    )
     uncut = poisson.epsilon(sigma, delta)
     peers = {}
     if chosen.peer:
@@ -248,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     save(figure, chosen.output / "truncated_poisson.png")
 
     def least(name: str) -> str:
-        fine = [row[0] for row in rows if row[COLUMNS.index(name)] <= 1.01 * uncut]
+        fine = [row[0] for row in rows if row[list(COLUMNS).index(name)] <= 1.01 * uncut]
         return f"B = {min(fine)} ({size * p / min(fine):.0%} used)" if fine else "none of these"
 
     lines = [
@@ -256,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (
             "at the largest B, Theorem 3.1",
             "retrieves Poisson",
-            f"ε = {rows[-1][COLUMNS.index('theorem_3_1')]:.4f}",
+            f"ε = {rows[-1][list(COLUMNS).index('theorem_3_1')]:.4f}",
         ),
         ("B for 1 % more ε, older bound", "-", least("older_bound")),
         ("B for 1 % more ε, Theorem 3.1", "less waste", least("theorem_3_1")),

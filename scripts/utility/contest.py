@@ -12,7 +12,12 @@ from torch import nn
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 from recipes.data import Split
+from scripts.results import Columns
 
+ACCURACY = "{@.mean:% .1f} ± {@.half_width:% .1f}"
+LOSS = "{@.mean:.4f} ± {@.half_width:.4f}"
+SEEDS = " ({@.seeds})"
+NOT_RUN = "not run"
 HELD_OUT = 0.1
 """Share of the training set on which learning rates are chosen."""
 
@@ -40,6 +45,12 @@ class Method:
     max_grad_norm: float | None = None
 
 
+def by_method(titles: Mapping[str, str], *templates: str) -> Columns:
+    """Columns of ε and of each method by name, with ``@`` in a template for the name."""
+    columns = ((title, *(t.replace("@", n) for t in templates)) for n, title in titles.items())
+    return [("ε", "{epsilon}"), *columns]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contest:
     """One task and everything that the methods have in common.
@@ -53,6 +64,7 @@ class Contest:
 
     Attributes:
         title: of the plot.
+        script: ``__file__`` of the script that says so.
         load: from the folder of the data to its training and its test set; unused with ``run``.
         dataset_size: N, of the whole training set.
         network: from a seed to the untrained net.
@@ -75,9 +87,13 @@ class Contest:
             (the more the better) or ``"loss"`` (the less).
         population: from the folder of the data to what schemes are made of, where that is more than
             the number of examples: a graph of users, say.
+        tables: columns by the table's name (``scripts.results``). A row is an ε and has a cell for
+            each method (``Results.rows``).
+        row_a_method: a row is a method instead, with the fields of its cell.
     """
 
     title: str
+    script: str
     load: Callable[[pathlib.Path], Split] | None = None
     dataset_size: int
     network: Callable[[int], nn.Module] | None = None
@@ -99,6 +115,8 @@ class Contest:
     ) = None
     score: Literal["accuracy", "loss"] = "accuracy"
     population: Callable[[pathlib.Path], Any] | None = None
+    tables: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
+    row_a_method: bool = False
 
     def rates_of(self, method: str, epsilon: float) -> tuple[float, ...]:
         """The learning rates that may be tried for a method, ascending."""
@@ -127,10 +145,12 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """Whether it chooses, or counts."""
+        """Either ``"tuning"``, for a run that chooses, or ``"final"``, for one that counts."""
         return "tuning" if self.tuning else "final"
 
     @property
-    def name(self) -> str:
-        """Of its file, without the ending."""
-        return f"{self.kind}_{self.method}_eps{self.epsilon:g}_lr{self.rate:g}_seed{self.seed}"
+    def key(self) -> dict[str, Any]:
+        """The fields by which its line of the file is found."""
+        found = dataclasses.asdict(self)
+        del found["tuning"]
+        return {"kind": self.kind, **found}

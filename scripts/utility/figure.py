@@ -12,10 +12,9 @@ SHIFT = 0.02  # of a method's points to the side, relative, so that intervals do
 
 
 def draw(
-    cells: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     titles: Mapping[str, str],
     *,
-    epsilons: Sequence[float],
     delta: float,
     title: str,
     path: pathlib.Path,
@@ -24,18 +23,19 @@ def draw(
     """Write the plot of what is there.
 
     Args:
-        cells: by "method ε", ``mean`` and ``half_width`` (``None`` for one run) of the score.
+        rows: ``epsilon``, ascending, and by method ``mean`` and ``half_width`` (``None`` for one
+            run) of the score, where there are runs.
         titles: of the methods, by name.
-        epsilons: ε, ascending.
         delta: δ.
         title: of the plot.
         path: image file.
         score: ``"accuracy"`` or ``"loss"``.
     """
     factor = 100 if score == "accuracy" else 1
+    epsilons = [float(row["epsilon"]) for row in rows]
     figure, (axes,) = figure_of(1)
     for number, (name, label) in enumerate(titles.items()):
-        found = [(e, cells[f"{name} {e:g}"]) for e in epsilons if f"{name} {e:g}" in cells]
+        found = [(float(row["epsilon"]), row[name]) for row in rows if "mean" in row.get(name, {})]
         if not found:
             continue
         axes.errorbar(

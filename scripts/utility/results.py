@@ -1,18 +1,18 @@
-"""Finished runs of a contest, one small JSON file each, and the table that follows from them."""
+"""Finished runs of a contest, a line of JSON each, and the table that follows from them."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import functools
-import json
+import itertools
 import math
 import multiprocessing
 import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import opacus
@@ -23,26 +23,36 @@ from tqdm import tqdm
 
 from dptrain import calibrate
 from recipes.data import Split
+from scripts.results import Table, publish, words
 from scripts.utility.contest import HELD_OUT, Contest, Job, Method
+from scripts.utility.lines import Lines
 from scripts.utility.training import Noise, resized, train
+
+KEY = ("kind", "method", "epsilon", "rate", "seed")
 
 
 class Results:
-    """A folder with ``noise.json`` and ``finished/*.json``, and a JSON file of its name beside it.
+    """``NAME.jsonl`` with finished runs and noise, and ``NAME.json`` with the tables of them.
 
-    What is there is not run again, so that a contest that was cut short goes on where it stopped,
-    and more seeds or learning rates only add to it.
+    A run that is there is not made again: a contest that was cut short goes on where it stopped,
+    and more seeds or learning rates only add lines.
+
+    Args:
+        contest: what is compared.
+        base: path of the files, without their endings.
     """
 
-    def __init__(self, contest: Contest, folder: pathlib.Path) -> None:
-        self.contest = contest
-        self.folder = folder
-        (folder / "finished").mkdir(parents=True, exist_ok=True)
+    def __init__(self, contest: Contest, base: pathlib.Path) -> None:
+        self.contest, self.base = contest, base
+        self.lines = Lines(self.beside(".jsonl"), KEY)
 
     def run(self, job: Job) -> dict[str, Any] | None:
-        """What came of a run, if it is finished."""
-        path = self._path(job)
-        return json.loads(path.read_text()) if path.exists() else None
+        """The outcome of a run, if it is finished."""
+        return self.lines.get(**job.key)
+
+    def add(self, job: Job, found: Mapping[str, Any]) -> None:
+        """Keep the outcome of a run."""
+        self.lines.add({**job.key, **found})
 
     def noise(self, method: str, epsilon: float, root: pathlib.Path | None = None) -> Noise:
         """σ of Opacus or our mechanism for the whole training set, calibrated once.
@@ -51,13 +61,13 @@ class Results:
             method, epsilon: of the contest.
             root: of the data, for a contest whose schemes need more than their number.
         """
-        path = self.folder / "noise.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
-        key = f"{method} {epsilon:g}"
-        if key not in known:
-            known[key] = self._calibrated(self.contest.methods(epsilon)[method], epsilon, root)
-            _write(path, known)
-        noise: Noise = known[key]
+        key = {"kind": "noise", "method": method, "epsilon": epsilon}
+        known = self.lines.get(**key)
+        if known is None:
+            found = self._calibrated(self.contest.methods(epsilon)[method], epsilon, root)
+            known = {**key, "noise": found}
+            self.lines.add(known)
+        noise: Noise = known["noise"]
         return noise
 
     def complete(
@@ -89,7 +99,7 @@ class Results:
             del os.environ["TQDM_DISABLE"]
             done = tqdm(pool.imap_unordered(_worked, work), total=len(work), unit="run")
             for job, found in done:
-                _write(self._path(job), found)
+                self.add(job, found)
 
     def best_rate(self, method: str, epsilon: float) -> float | None:
         """The learning rate with the best mean score, if no other is to be tried."""
@@ -138,71 +148,92 @@ class Results:
             wanted = rates[max(best - 1, 0) : best + 2]
         return [rate for rate in wanted if rate not in scores]
 
-    def table(self, chosen: Results | None = None) -> dict[str, Any]:
-        """Mean, 95 % interval (Student's t), seconds by device of what is finished; also written.
+    def rows(self, chosen: Results | None = None) -> list[dict[str, Any]]:
+        """A row for each ε: by method, the mean and 95 % interval (Student's t) of finished runs.
 
-        Beside these stand the scores of the tuning runs by learning rate, whether the search for
-        the best is at its end, and how many of all these runs were made on which device.
+        A cell also has the learning rate, σ, seconds by device, and as ``tuning`` the best score of
+        the tuning runs, its rate, "…" where the search goes on, and all scores by rate.
 
         Args:
             chosen: whose tuning runs chose the learning rates; its own if left out.
         """
-        cells, tuning, source = {}, {}, chosen or self
-        devices: collections.Counter[str] = collections.Counter()
+        rows, source = [], chosen or self
         for epsilon in self.contest.epsilons:
+            row: dict[str, Any] = {"epsilon": f"{epsilon:g}"}
             for method in self.contest.methods(epsilon):
-                tuned = source._tuned(method, epsilon)
-                scores = source._scores(tuned)
-                rate = source._best(scores, method, epsilon)
-                devices.update(_device(run) for runs in tuned.values() for run in runs)
-                if scores:
-                    tuning[f"{method} {epsilon:g}"] = {
-                        "tried": {f"{each:g}": abs(score) for each, score in scores.items()},
-                        "done": rate is not None,
-                    }
-                if rate is None:
-                    continue
-                runs = [
-                    run
-                    for seed in self.contest.seeds
-                    if (
-                        run := self.run(
-                            Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=False)
-                        )
-                    )
-                ]
-                devices.update(map(_device, runs))
-                if runs:
-                    noise = self.noise(method, epsilon)
-                    cells[f"{method} {epsilon:g}"] = _cell(runs, self.contest.score) | {
-                        "lr": rate,
-                        "sigma": noise["noise_multiplier"] if isinstance(noise, dict) else noise,
-                    }
-        table = {
-            "cells": cells,
-            "tuning": tuning,
-            "delta": self.contest.delta,
-            "runs_by_device": dict(sorted(devices.items())),
-            "versions": {
+                if cell := self._cell(method, epsilon, source):
+                    row[method] = cell
+            rows.append(row)
+        return rows
+
+    def _cell(self, method: str, epsilon: float, source: Results) -> dict[str, Any]:
+        tuned = source._tuned(method, epsilon)
+        scores = source._scores(tuned)
+        if not scores:
+            return {}
+        rate, best = source._best(scores, method, epsilon), max(scores, key=scores.__getitem__)
+        tuning = {
+            "score": abs(scores[best]),
+            "rate": f"{best:g}",
+            "more": "" if rate is not None else " …",
+            "tried": {f"{each:g}": abs(score) for each, score in scores.items()},
+        }
+        runs = [
+            run
+            for seed in self.contest.seeds
+            if rate is not None
+            and (
+                run := self.run(
+                    Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=False)
+                )
+            )
+        ]
+        devices = collections.Counter(map(_device, [*itertools.chain(*tuned.values()), *runs]))
+        found = {"tuning": tuning, "runs": dict(devices)}
+        if not runs:
+            return found
+        noise = self.noise(method, epsilon)
+        return _means(runs, self.contest.score) | {
+            "lr": rate,
+            "norm": self.contest.norm_of(method, epsilon),
+            "sigma": noise["noise_multiplier"] if isinstance(noise, dict) else noise,
+            **found,
+        }
+
+    def publish(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print and write the contest's tables of these rows."""
+        cells = [cell for row in rows for name, cell in row.items() if name != "epsilon"]
+        devices: collections.Counter[str] = collections.Counter()
+        for cell in cells:
+            devices.update(cell["runs"])
+        ran = ", ".join(
+            f"{number} runs on {'one core each' if device == 'cpu' else device}"
+            for device, number in sorted(devices.items())
+        )
+        made = words(
+            {
                 "python": sys.version.split()[0],
                 "torch": torch.__version__,
                 "opacus": opacus.__version__,
+            }
+        )
+        publish(
+            self.beside(".json"),
+            {
+                name: Table(columns, cells if self.contest.row_a_method else rows)
+                for name, columns in self.contest.tables.items()
             },
-        }
-        _write(self.beside(".json"), table)
-        return table
+            script=self.contest.script,
+            machine=f"{ran}; the table was made with {made}",
+        )
 
     def beside(self, ending: str) -> pathlib.Path:
-        """The file that has the folder's name."""
-        return self.folder.with_name(self.folder.name + ending)
+        """The file of an ending."""
+        return self.base.with_name(self.base.name + ending)
 
     def _earlier(self, kind: str) -> dict[str, Any] | None:
-        """The first by name of the finished runs of a kind."""
-        found = min((self.folder / "finished").glob(f"{kind}_*.json"), default=None)
-        return None if found is None else json.loads(found.read_text())
-
-    def _path(self, job: Job) -> pathlib.Path:
-        return self.folder / "finished" / f"{job.name}.json"
+        """The first of the finished runs of a kind."""
+        return next((run for run in self.lines.read().values() if run["kind"] == kind), None)
 
     def _calibrated(self, method: Method, epsilon: float, root: pathlib.Path | None) -> Noise:
         contest = self.contest
@@ -268,7 +299,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.mean(values), float(half)
 
 
-def _cell(runs: Sequence[dict[str, Any]], score: str) -> dict[str, Any]:
+def _means(runs: Sequence[dict[str, Any]], score: str) -> dict[str, Any]:
     mean, half = interval([run[score] for run in runs])
     other = {}
     if score == "loss":
@@ -286,16 +317,10 @@ def _seconds(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
     """By device, the median."""
     by_device: dict[str, list[float]] = {}
     for run in runs:
-        by_device.setdefault(_device(run), []).append(run["seconds"])
+        if "seconds" in run:  # runs of an older format have none
+            by_device.setdefault(_device(run), []).append(run["seconds"])
     return {device: statistics.median(each) for device, each in by_device.items()}
 
 
-def _device(run: dict[str, Any]) -> str:
+def _device(run: Mapping[str, Any]) -> str:
     return str(run.get("device", "cpu"))
-
-
-def _write(path: pathlib.Path, value: Any) -> None:
-    """In one step, so that whoever is killed leaves the old file or the new one."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)

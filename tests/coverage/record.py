@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 from typing import Any
 
 import torch
 
+from scripts import results
 from tests.coverage.case import Case
 from tests.coverage.harness import Outcome
 
@@ -22,9 +22,9 @@ def dtypes(case: Case) -> list[torch.dtype]:
 
 @functools.cache
 def recorded() -> dict[tuple[str, str], dict[str, Any]]:
-    """By group and name."""
-    tree = json.loads(FILE.read_text(encoding="utf-8"))
-    return {(each["group"], each["name"]): each for each in tree["models"]}
+    """Rows by group and name; none without a file."""
+    _, *groups = results.read(FILE)["tables"].values()
+    return {(each["group"], each["name"]): dict(each) for table in groups for each in table.rows}
 
 
 def assert_as_recorded(case: Case, outcome: Outcome) -> None:

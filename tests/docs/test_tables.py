@@ -1,14 +1,17 @@
 """Tables of the site say what the files of results say, and where they come from."""
 
 import json
+import pathlib
 import re
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from scripts.docs import contests, tables
+from scripts import results
+from scripts.docs import claims, tables
 from scripts.docs.pages import ROOT
 
 
@@ -26,8 +29,8 @@ def test_every_table_is_made_and_says_what_made_it(name: str) -> None:
 
 
 def test_every_file_of_a_benchmark_is_shown() -> None:
-    files = {path.stem for path in (ROOT / "scripts/bench/results").glob("*.json")}
-    assert files <= set(tables.names())
+    for path in (ROOT / "scripts/bench/results").glob("*.json"):
+        assert results.read(path)["tables"] or path.stem in tables.names(), path.name
 
 
 @pytest.mark.parametrize("name", tables.figures())
@@ -48,104 +51,69 @@ def _cells(name: str) -> list[list[str]]:
     ]
 
 
-def test_accuracies_are_those_of_the_runs() -> None:
-    """Means over seeds 0 to 4 at the learning rate that the file says was chosen, from the runs."""
-    tree = json.loads((ROOT / "scripts/bench/results/utility_digits.json").read_text())
-    for epsilon, *cells in _cells("utility_digits"):
-        for side, cell in zip(("opacus", "identity", "bandmf"), cells, strict=True):
-            rate = tree["table"][f"{side} {epsilon}"]["lr"]
-            runs = [tree["runs"][f"{side} {epsilon} lr={rate} seed={seed}"] for seed in range(5)]
-            assert float(cell.split()[0]) == pytest.approx(100 * sum(runs) / 5, abs=0.051)
+BENCH, PAPER = ROOT / "scripts/bench/results", ROOT / "scripts/paper/results"
 
 
-def test_accuracies_on_mnist_are_those_of_the_runs() -> None:
-    """Means over five seeds at the learning rate with the best tuning run, from the runs' files."""
-    folder = ROOT / "scripts/bench/results/utility_mnist/finished"
-    for epsilon, *cells in _cells("utility_mnist"):
-        for method, cell in zip(("opacus", "poisson", "min-sep"), cells, strict=True):
-            start = f"_{method}_eps{epsilon}_lr"
-            tried = {
-                path: json.loads(path.read_text())["accuracy"]
-                for path in folder.glob(f"tuning{start}*_seed100.json")
-            }
-            best = max(tried, key=lambda path: tried[path])
-            chosen = best.stem.removeprefix(f"tuning{start}").removesuffix("_seed100")
-            runs = [
-                json.loads((folder / f"final{start}{chosen}_seed{seed}.json").read_text())
-                for seed in range(5)
-            ]
-            mean = sum(run["accuracy"] for run in runs) / 5
-            assert float(cell.split()[0]) == pytest.approx(100 * mean, abs=0.051)
+def _runs(path: pathlib.Path) -> dict[tuple[str, str, str], dict[float, list[dict[str, Any]]]]:
+    """Finished runs of a contest by kind, method and ε, then by learning rate."""
+    found: dict[tuple[str, str, str], dict[float, list[dict[str, Any]]]] = {}
+    for run in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if run["kind"] != "noise":
+            key = run["kind"], run["method"], f"{run['epsilon']:g}"
+            found.setdefault(key, {}).setdefault(run["rate"], []).append(run)
+    return found
 
 
-def test_losses_on_arxiv_are_those_of_the_runs() -> None:
-    """Means over the seeds that are there, at the rate with the least loss of the tuning runs."""
-    folder = ROOT / "scripts/paper/results/arxiv_fig5/finished"
-    for epsilon, *cells in _cells("arxiv_fig5"):
-        for method, cell in zip(("dp-sgd", "cyclic", "min-sep", "unamplified"), cells, strict=True):
-            start = f"_{method}_eps{epsilon}_lr"
-            tried = {
-                path: json.loads(path.read_text())["loss"]
-                for path in folder.glob(f"tuning{start}*_seed100.json")
-            }
-            best = min(tried, key=lambda path: tried[path]).stem if len(tried) == 4 else None
-            chosen = best.removeprefix(f"tuning{start}").removesuffix("_seed100") if best else ""
-            runs = [
-                json.loads((folder / f"final{start}{chosen}_seed{seed}.json").read_text())["loss"]
-                for seed in range(5)
-                if (folder / f"final{start}{chosen}_seed{seed}.json").exists()
-            ]
-            if not runs:
-                assert cell == "not run"
-                continue
-            assert float(cell.split()[0]) == pytest.approx(statistics.mean(runs), abs=5.1e-5)
-            assert cell.endswith(f"({len(runs)})")
+DIGITS = (0.0075, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5)
+CIFAR10 = (0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.6, 1.0)
+OF_ARXIV = ("dp-sgd", "cyclic", "min-sep", "unamplified")
 
 
-def test_accuracies_on_cifar10_are_those_of_the_runs() -> None:
-    """Means over the seeds that are there, at a rate whose neighbours were tried and are worse."""
-    folder = ROOT / "scripts/paper/results/cifar10_fig4/finished"
-    for epsilon, *cells in _cells("cifar10_fig4"):
-        names = ("dp-sgd", "cyclic", "balls-in-bins", "min-sep")
-        for method, cell in zip(names, cells, strict=True):
-            start = f"_{method}_eps{epsilon}_lr"
-            rates = ("0.003", "0.01", "0.02", "0.03", "0.05", "0.1", "0.2", "0.3", "0.6", "1")
-            tried = {
-                rate: json.loads((folder / f"tuning{start}{rate}_seed100.json").read_text())
-                for rate in rates
-                if (folder / f"tuning{start}{rate}_seed100.json").exists()
-            }
-            best = max(tried, key=lambda rate: tried[rate]["accuracy"], default="1")
+@pytest.mark.parametrize(
+    ("name", "folder", "methods", "rates", "searched"),
+    [
+        ("utility_digits", BENCH, ("opacus", "identity", "bandmf"), DIGITS, False),
+        ("utility_mnist", BENCH, ("opacus", "poisson", "min-sep"), (0.06, *DIGITS[4:], 1.0), False),
+        ("arxiv_fig5", PAPER, OF_ARXIV, (0.03, 0.1, 0.3, 1.0), True),
+        ("arxiv_fig5_whole", PAPER, OF_ARXIV, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), True),
+        ("cifar10_fig4", PAPER, ("dp-sgd", "cyclic", "balls-in-bins", "min-sep"), CIFAR10, True),
+    ],
+)
+def test_a_contest_shows_the_mean_of_its_runs(name, folder, methods, rates, searched) -> None:
+    """At the rate with the best tuning runs, if it is known: all, or its neighbors, were tried."""
+    runs = _runs(folder / f"{name}.jsonl")
+    sign, key, digits = (-1, "loss", 4) if "arxiv" in name else (100, "accuracy", 1)
+    for epsilon, *cells in _cells(name):
+        for method, cell in zip(methods, cells, strict=True):
+            tuning = runs.get(("tuning", method, epsilon), {})
+            score = {rate: statistics.mean(r[key] for r in each) for rate, each in tuning.items()}
+            best = max(score, key=lambda rate: sign * score[rate], default=1.0)
             at = rates.index(best)
-            runs = []
-            if {*rates[max(at - 1, 0) : at + 2]} <= {*tried}:
-                paths = [folder / f"final{start}{best}_seed{seed}.json" for seed in range(5)]
-                runs = [json.loads(p.read_text())["accuracy"] for p in paths if p.exists()]
-            if not runs:
+            wanted = rates[max(at - 1, 0) : at + 2] if searched else rates
+            final = runs.get(("final", method, epsilon), {}).get(best, [])
+            final = [run for run in final if run["seed"] < 5]
+            if not {*wanted} <= {*score} or not final:
                 assert cell == "not run"
                 continue
-            assert float(cell.split()[0]) == pytest.approx(100 * sum(runs) / len(runs), abs=0.051)
-            assert cell.endswith(f"({len(runs)})")
+            mean = abs(sign) * statistics.mean(run[key] for run in final)
+            assert float(cell.split()[0]) == pytest.approx(mean, abs=0.51 * 10**-digits)
+            assert not searched or cell.endswith(f"({len(final)})")
 
 
 def test_the_tuning_runs_on_arxiv_are_those_of_the_files() -> None:
-    """The least loss of what was tried; the search is over where both neighbours were tried."""
-    folder = ROOT / "scripts/paper/results/arxiv_fig5_whole/finished"
-    ladder = ("0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1")
+    """The least loss of what was tried; the search is over where both neighbors were tried."""
+    runs, ladder = _runs(PAPER / "arxiv_fig5_whole.jsonl"), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
     for epsilon, *cells in _cells("arxiv_fig5_whole_tuning"):
-        for method, cell in zip(("dp-sgd", "cyclic", "min-sep", "unamplified"), cells, strict=True):
-            tried = {
-                rate: json.loads(path.read_text())["loss"]
-                for rate in ladder
-                if (path := folder / f"tuning_{method}_eps{epsilon}_lr{rate}_seed100.json").exists()
-            }
+        for method, cell in zip(OF_ARXIV, cells, strict=True):
+            found = runs.get(("tuning", method, epsilon), {})
+            tried = {rate: run["loss"] for rate, (run,) in found.items()}
             if not tried:
                 assert cell == "not run"
                 continue
             best = min(tried, key=lambda rate: tried[rate])
             at = ladder.index(best)
             more = "" if {*ladder[max(at - 1, 0) : at + 2]} <= {*tried} else " …"
-            assert cell == f"{tried[best]:.4f} ({best}{more})"
+            assert cell == f"{tried[best]:.4f} ({best:g}{more})"
 
 
 def test_claims_on_arxiv_by_their_intervals() -> None:
@@ -165,17 +133,15 @@ def test_claims_on_arxiv_by_their_intervals() -> None:
         one, two = rng.normal(0, 0.1, 3), rng.normal(shift, 0.2, 5)
         low, high = scipy.stats.ttest_ind(two, one, equal_var=False).confidence_interval(0.95)
         expected = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be told"
-        assert contests.told(cell(one), cell(two)) == expected
+        assert claims.told(cell(one), cell(two)) == expected
         seen.add(expected)
     assert len(seen) == 3
-    assert contests.told(None, cell(two)) == contests.NOT_RUN
+    assert claims.told(None, cell(two)) == claims.NOT_RUN
 
 
 def test_predicted_claims_on_arxiv_are_what_the_page_says() -> None:
     """Words of docs/benchmarks/arxiv.md that no table makes."""
-    errors = {
-        epsilon: contests.errors_by_authors(epsilon) for epsilon in ("1", "2", "4", "8", "16")
-    }
+    errors = {epsilon: claims.errors_by_authors(epsilon) for epsilon in ("1", "2", "4", "8", "16")}
     for epsilon, each in errors.items():
         assert (each["min-sep"] < each["dp-sgd"]) == (epsilon == "16")
         assert each["unamplified"] < each["min-sep"]
@@ -187,16 +153,16 @@ def test_predicted_claims_on_arxiv_are_what_the_page_says() -> None:
 
 def test_figures_on_arxiv_that_no_table_makes_are_those_of_the_files() -> None:
     page = " ".join((ROOT / "docs/benchmarks/arxiv.md").read_text().split())
-    results = ROOT / "scripts/paper/results"
-    outside = json.loads((results / "arxiv_fig5_outside.json").read_text())
+    outside = json.loads((PAPER / "arxiv_fig5_outside.json").read_text())
     assert f"There are {outside['papers']:,}. Every one has a single author" in page
     assert outside["of_one_author"] == outside["papers"]
     assert f"{outside['not_outside_of_users']:,} more papers of a single author" in page
     assert f"{outside['not_outside_of_bounded_away']:,} more are by authors" in page
     passes = outside["settings"]["epochs"]
     assert f"({passes} passes, {outside['cpu_seconds']:.0f} CPU-seconds)" in page
-    tuning = [*(results / "arxiv_fig5/finished").glob("tuning_*.json")]
-    before = [json.loads(path.read_text())["before"] for path in tuning]
+    runs = _runs(PAPER / "arxiv_fig5.jsonl").items()
+    tuning = [each for (kind, *_), found in runs if kind == "tuning" for each in found.values()]
+    before = [run["before"] for same in tuning for run in same]
     assert all(each == before[0] for each in before)
     accuracy, loss = before[0]["accuracy"], before[0]["loss"]
     assert f"names {100 * accuracy:.1f} % of the archives" in page
@@ -204,16 +170,20 @@ def test_figures_on_arxiv_that_no_table_makes_are_those_of_the_files() -> None:
 
 
 def test_noise_of_both_libraries_is_that_of_the_runs() -> None:
-    tree = json.loads((ROOT / "scripts/bench/results/utility_digits.json").read_text())
+    lines = map(json.loads, (BENCH / "utility_digits.jsonl").read_text().splitlines())
+    noise = {
+        (line["method"], f"{line['epsilon']:g}"): line["noise"]
+        for line in lines
+        if line["kind"] == "noise"
+    }
     for epsilon, theirs, ours in _cells("utility_digits_sigma"):
-        assert float(theirs) == pytest.approx(tree["noise"][f"opacus {epsilon}"], abs=5.1e-5)
-        assert float(ours) == pytest.approx(
-            tree["noise"][f"identity {epsilon}"]["noise_multiplier"], abs=5.1e-5
-        )
+        assert float(theirs) == pytest.approx(noise["opacus", epsilon], abs=5.1e-5)
+        sigma = noise["identity", epsilon]["noise_multiplier"]
+        assert float(ours) == pytest.approx(sigma, abs=5.1e-5)
 
 
 def test_memory_is_what_a_step_adds_over_what_an_ordinary_one_adds() -> None:
-    tree = json.loads((ROOT / "scripts/bench/results/step_time.json").read_text())
+    (tree,) = results.read(BENCH / "step_time.json")["devices"]
     added = {
         (each["allocator"], each["side"]): each["peak_bytes"] - each["start_bytes"]
         for each in tree["memory"]
@@ -234,21 +204,6 @@ def test_papers_numbers_where_they_are_known() -> None:
     unamplified = re.findall(r"[\d.]+", said["`scripts/paper/matrix_fig8.py`"].partition(":")[2])
     assert [float(each) for each in unamplified] == pytest.approx([0.397, 0.189, 0.0901], rel=2e-3)
     assert "all steps 0.806;" in said["`scripts/paper/linear_last_iterate.py`"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.2, "200 ms"), (2.0, "2 s"), (64.63, "64.6 s"), (528.08, "528 s"), (3.9e-6, "< 1 ms")],
-)
-def test_times(value: float, text: str) -> None:
-    assert tables._seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (8, "8 B"), (120_000_000, "120 MB"), (2.52e9, "2.52 GB")]
-)
-def test_bytes(value: float, text: str) -> None:
-    assert tables._bytes(value) == text
 
 
 def test_a_table_that_is_not_there_is_refused_by_name() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
-import json
 import math
 import statistics
 
@@ -14,9 +14,10 @@ from torch.utils.data import TensorDataset
 
 from dptrain import Identity, Poisson
 from recipes.data import Split
+from scripts.results import read, rows_of
 from scripts.utility import results as results_module
-from scripts.utility.command import as_text
-from scripts.utility.contest import Contest, Job, Method
+from scripts.utility.contest import ACCURACY, LOSS, NOT_RUN, SEEDS, Contest, Job, Method, by_method
+from scripts.utility.lines import Lines
 from scripts.utility.results import Results
 from scripts.utility.training import resized
 
@@ -46,6 +47,8 @@ def methods(epsilon):
 
 CONTEST = Contest(
     title="Tiny",
+    script=__file__,
+    tables={"tiny": by_method({"opacus": "Opacus", "ours": "ours"}, ACCURACY + SEEDS, NOT_RUN)},
     load=load,
     dataset_size=SIZE,
     network=network,
@@ -108,7 +111,10 @@ def test_finished_runs_are_kept_and_not_run_again(results, tmp_path, monkeypatch
     )
     results.complete(jobs, tmp_path, 1)
     assert trained == jobs[2:]
-    assert {path.stem for path in (tmp_path / "tiny/finished").iterdir()} == {j.name for j in jobs}
+    kept = [line for line in results.lines.read().values() if line["kind"] != "noise"]
+    assert {tuple(job.key.values()) for job in jobs} == {
+        tuple(line[name] for name in results_module.KEY) for line in kept
+    }
 
 
 @pytest.mark.slow
@@ -124,22 +130,23 @@ def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
 
 
 @pytest.mark.slow
-def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
+def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path, capsys):
     results.complete(_jobs(tuning=False), tmp_path, 1)
-    assert results.table()["cells"] == {}  # nothing is chosen yet
+    assert results.rows() == [{"epsilon": "4"}]  # nothing is chosen yet
     results.complete(_jobs(tuning=True), tmp_path, 1)
     for job in _jobs(tuning=True):  # .1 is to be the best, whatever came out
-        path = tmp_path / "tiny/finished" / f"{job.name}.json"
-        path.write_text(json.dumps({"accuracy": 1 - job.rate / 2, "loss": 1, "seconds": 1}))
-    table = results.table()
+        results.add(job, {"accuracy": 1 - job.rate / 2, "loss": 1, "seconds": 1})
+    rows = results.rows()
     scores = [results.run(job)["accuracy"] for job in _jobs(tuning=False) if job.method == "ours"]
-    cell = table["cells"]["ours 4"]
+    cell = rows[0]["ours"]
     assert cell["lr"] == 0.1
     assert cell["seeds"] == 2
     assert cell["mean"] == pytest.approx(statistics.mean(scores))
     # Student's t with one degree of freedom: 12.706 standard errors of the mean.
     assert cell["half_width"] == pytest.approx(12.7062 * statistics.stdev(scores) / 2**0.5)
-    assert "| 4 | " in as_text(CONTEST, table)
+    results.publish(rows)
+    assert f"| 4 | {100 * rows[0]['opacus']['mean']:.1f} ± " in capsys.readouterr().out
+    assert rows_of(tmp_path / "tiny.json", "tiny") == rows
 
 
 def test_a_method_may_bear_larger_rates_than_the_others(tmp_path):
@@ -152,8 +159,7 @@ def test_a_method_may_bear_larger_rates_than_the_others(tmp_path):
         for rate in rates:
             assert wider.best_rate(method, 4.0) is None  # not all are there
             job = Job(method=method, epsilon=4.0, rate=rate, seed=9, tuning=True)
-            path = tmp_path / "wider/finished" / f"{job.name}.json"
-            path.write_text(json.dumps({"accuracy": rate / 10, "loss": 1, "seconds": 1}))
+            wider.add(job, {"accuracy": rate / 10, "loss": 1, "seconds": 1})
         assert wider.best_rate(method, 4.0) == rates[-1]
 
 
@@ -174,8 +180,7 @@ def test_a_search_goes_from_its_first_rate_to_the_best(first, best, tmp_path):
         for job in jobs:
             tried.append(job.rate)
             score = 1 - abs(ladder.index(job.rate) - ladder.index(best)) / 10
-            path = tmp_path / "ladder/finished" / f"{job.name}.json"
-            path.write_text(json.dumps({"accuracy": score, "loss": 1, "seconds": 1}))
+            results.add(job, {"accuracy": score, "loss": 1, "seconds": 1})
     assert results.best_rate("ours", 4.0) == best
     ends = sorted((ladder.index(first), ladder.index(best)))
     assert sorted(tried) == list(ladder[max(ends[0] - 1, 0) : ends[1] + 2])
@@ -185,8 +190,7 @@ def test_a_run_that_diverged_is_the_worst(tmp_path):
     results = Results(dataclasses.replace(CONTEST, score="loss"), tmp_path / "nan")
     for rate, loss in zip(CONTEST.rates, (math.nan, 2.0), strict=True):
         job = Job(method="ours", epsilon=4.0, rate=rate, seed=9, tuning=True)
-        path = tmp_path / "nan/finished" / f"{job.name}.json"
-        path.write_text(json.dumps({"accuracy": 0.1, "loss": loss, "seconds": 1}))
+        results.add(job, {"accuracy": 0.1, "loss": loss, "seconds": 1})
     assert results.best_rate("ours", 4.0) == CONTEST.rates[1]
 
 
@@ -197,12 +201,12 @@ def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
     rate = results.best_rate("ours", 4.0)
     job = Job(method="ours", epsilon=4.0, rate=rate, seed=7, tuning=False)
     again.complete([job], tmp_path, 1)
-    assert again.table()["cells"] == {}
-    cell = again.table(results)["cells"]["ours 4"]
+    assert again.rows() == [{"epsilon": "4"}]
+    cell = again.rows(results)[0]["ours"]
     assert (cell["lr"], cell["seeds"], cell["half_width"]) == (rate, 1, None)
 
 
-def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
+def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch, capsys):
     """What schemes are made of is asked for once, with the folder of the data."""
     monkeypatch.setattr(results_module.multiprocessing, "get_context", lambda _: _Here())
     threads = torch.get_num_threads()
@@ -221,8 +225,9 @@ def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
         return {"loss": 1 + job.rate + job.seed, "accuracy": job.rate, "seconds": 2.0}
 
     own = dataclasses.replace(
-        CONTEST, load=None, network=None, run=run, population=population, score="loss"
-    )
+        CONTEST, load=None, network=None, run=run, population=population, score="loss",
+        tables={"own": by_method({"ours": "ours"}, LOSS)},
+    )  # fmt: skip
     results = Results(own, tmp_path / "own")
     jobs = [
         Job(method="ours", epsilon=4.0, rate=rate, seed=seed, tuning=tuning)
@@ -238,9 +243,33 @@ def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
     assert kinds == [(job.tuning, first if job.tuning and job != jobs[0] else None) for job in jobs]
     assert asked == [tmp_path]
     assert results.best_rate("ours", 4.0) == 0.1  # the least loss, though the least accuracy
-    table = results.table()
-    cell = table["cells"]["ours 4"]
+    rows = results.rows()
+    cell = rows[0]["ours"]
     assert cell["mean"] == pytest.approx(1.6)
     assert cell["accuracy"]["mean"] == pytest.approx(0.1)
-    assert "1.6000 ± 6.3531" in as_text(own, table)
-    assert table["runs_by_device"] == {"cpu": len(jobs)}
+    assert cell["tuning"]["tried"] == {"0.1": 10.1, "1": 11.0}
+    results.publish(rows)
+    assert "1.6000 ± 6.3531" in capsys.readouterr().out
+    assert read(tmp_path / "own.json")["machine"].startswith(f"{len(jobs)} runs on one core each; ")
+
+
+def test_lines_that_others_add_at_the_same_time_are_kept_in_order(tmp_path):
+    """Each has the lock by a descriptor of its own, as processes have."""
+    path = tmp_path / "runs" / "x.jsonl"
+
+    def add(rate):
+        Lines(path, ("kind", "rate")).add({"kind": "final", "rate": rate, "loss": 1.5})
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, reversed(range(40))))
+    lines = Lines(path, ("kind", "rate"))
+    assert [line["rate"] for line in lines.read().values()] == list(range(40))
+    before = path.read_text().splitlines()
+    lines.add({"kind": "final", "rate": 12.5})
+    after = path.read_text().splitlines()
+    assert [line for line in after if line not in before] == ['{"kind": "final", "rate": 12.5}']
+    assert [line for line in after if line in before] == before
+    lines.add({"kind": "final", "rate": 0, "loss": 3.0})  # in the place of the first
+    assert lines.get(kind="final", rate=0) == {"kind": "final", "rate": 0, "loss": 3.0}
+    assert len(lines.read()) == 41
+    assert list(path.parent.iterdir()) == [path]

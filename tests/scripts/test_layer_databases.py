@@ -95,10 +95,13 @@ def test_counts_and_lines(
     assert layer_databases.main() == 1
     tree = json.loads(file.read_text())
     assert [each["outcome"] for each in tree["cases"]] == ["refused", "wrong"]
-    assert tree["counts"]["layers"] == {
-        **dict.fromkeys(("right", "refused", "wrong", "refused, rows meet"), 1),
-        **dict.fromkeys(("crashed", "left out"), 0),
-    }
+    assert tree["tables"]["layer_databases"]["rows"] == [
+        {
+            "database": "Opacus's kinds of layers",
+            **dict.fromkeys(("right", "refused", "wrong", "meet"), 1),
+            **dict.fromkeys(("crashed", "left out"), 0),
+        }
+    ]
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "layers: 3 cases"
     assert printed[1:] == summary(several)

@@ -1,6 +1,5 @@
 """The scripts that redo figures of papers run, and their small helpers are right."""
 
-import csv
 import math
 
 import numpy as np
@@ -20,20 +19,16 @@ from scripts.paper import (
     min_sep_grid,
     truncated_poisson,
 )
+from scripts.results import rows_of
 
 SMALL = min_sep_grid.Grid(16, (8, 16), (2, 4), (4.0,), delta=0.02)
-
-
-def rows_of(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("script", [individual_fig3, individual_fig4, individual_fig5])
 def test_gradient_descent_figures(script, tmp_path, capsys):
     script.main(["--points", "5", "--output", str(tmp_path)])
     name = script.__name__.rpartition(".")[2]
-    assert len(rows_of(tmp_path / f"{name}.csv")) == 5
+    assert len(common.read_csv(tmp_path / f"{name}.csv")) == 5
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
     assert "495" in capsys.readouterr().out
 
@@ -43,11 +38,11 @@ def test_filtered_runs(tmp_path, capsys):
     few = ["individual.start=10", "epochs=20", "groups.size=20", "groups.test_size=10"]
     chosen = ["--factors", "1", "5", "--seeds", "2", "--output", str(tmp_path)]
     individual_fig6.main([*chosen, *few])
-    rows = rows_of(tmp_path / "individual_fig6.csv")
+    rows = common.read_csv(tmp_path / "individual_fig6.csv")
     assert [float(row["factor"]) for row in rows[::20]] == [1, 5]
     assert all(int(row["active"]) == 1437 for row in rows if int(row["epoch"]) <= 10)
-    assert len(rows_of(tmp_path / "individual_fig2.csv")) == 2 * 2 * 5
-    spent = rows_of(tmp_path / "individual_fig7_fig8.csv")
+    assert len(common.read_csv(tmp_path / "individual_fig2.csv")) == 2 * 2 * 5
+    spent = common.read_csv(tmp_path / "individual_fig7_fig8.csv")
     for factor in ("1", "5"):
         assert sum(int(row[f"images_at_{factor}"]) for row in spent) == 1437
     for name in ("6_auc", "6_active", "2", "7", "8"):
@@ -77,7 +72,7 @@ def test_renyi_delta_and_epsilon_agree():
 def test_min_sep_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(min_sep_fig2_fig3, "QUARTER", SMALL)
     min_sep_fig2_fig3.main(["--output", str(tmp_path)])
-    rows = rows_of(tmp_path / "min_sep_fig2_fig3.csv")
+    rows = rows_of(tmp_path / "min_sep_fig2_fig3.json", "min_sep_fig2_fig3")
     assert [int(row["epoch_length"]) for row in rows] == [8, 16]
     assert all(float(row["ratio_to_balls_in_bins"]) <= 1 for row in rows)
     assert (tmp_path / "min_sep_fig2.png").exists()
@@ -108,7 +103,7 @@ def test_truncated_figure(tmp_path, capsys, monkeypatch):
         ["--examples", "200", "--probability", "0.05", "--steps", "3", "--delta", "1e-4",
          "--sigma", "2", "--batches", "12", "110", "--output", str(tmp_path)]
     )  # fmt: skip
-    few, all_kept = rows_of(tmp_path / "truncated_poisson.csv")
+    few, all_kept = rows_of(tmp_path / "truncated_poisson.json", "truncated_poisson")
     assert float(few["theorem_3_3"]) >= float(few["zero_out"])
     assert float(few["theorem_3_4"]) >= float(few["replace_one"])
     # Nothing is cut at B = 110: all are Poisson sampling, the older bound on its grid of .001.

@@ -17,6 +17,7 @@ from scripts.paper import (
 )
 from scripts.paper.balls_in_bins_curves import Estimator, Panel, sigma_at
 from scripts.paper.common import read_csv
+from scripts.results import rows_of
 from tests.helpers.plain_means import means
 
 pytest.importorskip("matplotlib")
@@ -44,7 +45,7 @@ BINS = ["--bins", "5", "--points", "2", "--samples", "2000"]
 def test_writes_a_table_and_a_picture(script, arguments, files, columns, tmp_path, capsys):
     script.main([*arguments, "--output", str(tmp_path)])
     for name in files:
-        rows = read_csv(tmp_path / f"{name}.csv")
+        rows = rows_of(tmp_path / f"{name}.json", name) or read_csv(tmp_path / f"{name}.csv")
         assert rows
         assert columns <= set(rows[0])
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000

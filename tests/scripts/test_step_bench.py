@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import json
 import mmap
 import time
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from scripts import results
 from scripts.bench import (
     step_costs,
     step_load,
@@ -175,7 +175,10 @@ def test_run_from_the_command_line_to_the_plot(tmp_path, monkeypatch, capsys):
     row = next(line for line in printed.splitlines() if line.startswith("bookkeeping"))
     assert " ".join(row.split()) == "bookkeeping 25.0 ms 1.250 (1.20–1.30) 6 MiB (5) 2.00 (2.50)"
     assert "KeyError: x" in printed
-    result = json.loads((tmp_path / "a.json").read_text())
+    (result,) = results.read(tmp_path / "a.json")["devices"]
+    table = results.read(tmp_path / "a.json")["tables"]["step_time"].markdown().splitlines()
+    assert table[2].endswith("| default | 20 ms | 1.25 (1.20–1.30) |")
+    assert table[-1].endswith("| tuned | 2 MiB | 2.50 |")
     assert [row["allocator"] for row in result["time"]] == ["default", "tuned"]
     assert len(result["memory"]) == 6
     assert step_plot.ratios(result, "memory", "tuned") == {
