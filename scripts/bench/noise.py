@@ -87,7 +87,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     sides: dict[str, Callable[[], object]] = {
         "step": lambda: stream.release(sums, 1.0),
         "read": lambda: buffer.sum() if stream.buffer_bytes else None,
-        "draw": lambda: Normals(3).fill(row, group=0, step=4, bits=44),
+        "draw": lambda: Normals(3).fill(row, group=0, step=4, bits=43),
         "torch normal_": normal.normal_,
     }
     slow = strategies(options.bands)[name][1].keys() & {"regenerate", "secure"}
