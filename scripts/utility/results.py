@@ -224,7 +224,7 @@ class Results:
                 for name, columns in self.contest.tables.items()
             },
             script=self.contest.script,
-            machine=f"{ran}; the table was made with {made}",
+            machine=f"{ran or 'no runs'}; the table was made with {made}",
         )
 
     def beside(self, ending: str) -> pathlib.Path:
