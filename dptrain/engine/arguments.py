@@ -1,4 +1,4 @@
-"""What a run is asked: every keyword with its type, its default and its sentence, once."""
+"""The arguments of a run: each keyword with its type, its default and its sentence, once."""
 
 from __future__ import annotations
 

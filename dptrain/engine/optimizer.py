@@ -78,8 +78,8 @@ class PrivateOptimizer(DPOptimizer):
         rounding: what the grid of the release costs.
         unreached: warns of parameters that no call reaches, on one of the ranks.
         owners: follows some of the steps, where that is wanted.
-        shared: what the processes of the run do together; the sums are added up over them once a
-            logical step, and each adds the noise (``Ranks``).
+        shared: the part of a step that the processes of the run make together: sums are added up
+            over them once a logical step, and each adds the noise (``Ranks``).
         shards: of the ranks, where each has a slice of the noise, and maybe of the optimizer too;
             then the release is nowhere whole, ``p.grad`` is ``None`` after a step, and hooks on the
             wrapped optimizer see its slice.
@@ -687,7 +687,7 @@ class SharedStep:
 
 
 def _any(total: torch.Tensor | None) -> bool:
-    """Whether a process found a gradient."""
+    """True if a process found a gradient."""
     return total is not None and bool(total.any())
 
 

@@ -266,7 +266,7 @@ class _Look(NamedTuple):
     """The module's state at one moment.
 
     Attributes:
-        entries: what is there, by path.
+        entries: the values that are found, by path.
         modes: which modules are in training mode, by name.
         attached: where something that may change belongs to the graph of a forward pass, if any.
     """

@@ -1,4 +1,4 @@
-"""What takes the figures of a run: TensorBoard, Weights & Biases and MLflow."""
+"""Tools that take the figures of a run: TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tool(ABC):
 
 
 def missing(name: str, package: str) -> ImportError:
-    """What to install for a logger."""
+    """The error that names the package to install for a logger."""
     return ImportError(
         f"the logger {name!r} needs the package {package}, which is not installed: pip install "
         f'"dptrain[loggers]", or leave {name!r} out'
