@@ -11,7 +11,17 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from scripts.docs import api, commands, configuration, formulas, house, pages, statement, tables
+from scripts.docs import (
+    api,
+    commands,
+    configuration,
+    formulas,
+    house,
+    pages,
+    statement,
+    tables,
+    theorems,
+)
 
 _log = logging.getLogger("mkdocs.dptrain")
 _PLOTS = "assets/plots"
@@ -63,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Take out what is for the tests, and put in what was measured."""
     up = "../" * page.file.src_uri.count("/")
     try:
-        markdown = house.insert(markdown)
+        markdown = theorems.insert(house.insert(markdown))
         return tables.insert(pages.without_comments(markdown), f"{up}{_PLOTS}")
     except ValueError as error:
         _log.warning("%s: %s", page.file.src_uri, error)

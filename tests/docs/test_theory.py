@@ -1,4 +1,4 @@
-"""The theory's index, its pages, the tests they name and the docstrings that point there agree."""
+"""The index of the theory, its pages, the tests they name and docstrings that cite them agree."""
 
 import ast
 import collections
@@ -15,9 +15,9 @@ PAGES = sorted(theorems.FOLDER.glob("*.md"))
 INDEX = (theorems.FOLDER / "index.md").read_text(encoding="utf-8")
 
 _ROW = re.compile(
-    r"^\*\*(?P<number>\d+\.\d+)\*\*\s\[(?P<name>[^]]+)\]\((?P<page>[\w-]+\.md)#(?P<id>[\w-]+)\)\."
-    r"(?:.(?!\n\n))*?\*Checked\sby\*(?P<tests>(?:.(?!\n\n))*)",
-    re.MULTILINE | re.DOTALL,
+    r"^\| (?P<number>\d+\.\d+) \| \[(?P<name>[^]]+)\]\((?P<page>[\w-]+\.md)#(?P<id>[\w-]+)\) \| "
+    r"(?P<users>[^|]+) \|$",
+    re.MULTILINE,
 )
 _TEST = re.compile(r"`(?P<path>(?:tests|dptrain/testing)/[\w/]+\.py)::(?P<name>test_\w+)`")
 
@@ -69,12 +69,16 @@ def texts() -> dict[Path, str]:
 
 
 def test_the_index_lists_every_theorem_and_no_other() -> None:
-    rows = [
-        (row["number"], " ".join(row["name"].split()), row["page"], row["id"])
-        for row in _ROW.finditer(INDEX)
-    ]
-    found = [(t.number, t.name, t.page, t.id) for t in theorems.theorems()]
+    rows = [row.groups() for row in _ROW.finditer(theorems.insert(INDEX))]
+    found = [(t.number, t.name, t.page, t.id, t.users) for t in theorems.theorems()]
     assert sorted(rows) == sorted(found)
+    numbers = [tuple(map(int, row[0].split("."))) for row in rows]
+    assert numbers == sorted(numbers)
+
+
+def test_a_list_without_theorems_is_refused() -> None:
+    with pytest.raises(ValueError, match="no theorem on a page"):
+        theorems.insert("<!-- theorems: nowhere.md -->")
 
 
 def test_addresses_and_numbers_are_unique() -> None:
@@ -106,15 +110,13 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
         assert len(named) >= page.read_text(encoding="utf-8").count("{ #thm-")
 
 
-def test_the_index_names_the_tests_of_the_pages() -> None:
-    rows = {
-        match["id"]: set(re.findall(r"test_\w+", match["tests"])) for match in _ROW.finditer(INDEX)
-    }
+def test_every_theorem_names_its_tests_its_source_and_its_users_once() -> None:
     for page in PAGES:
         parts = re.split(r"\{ #(thm-[\w-]+) \}", page.read_text(encoding="utf-8"))
         for address, body in zip(parts[1::2], parts[2::2], strict=True):
-            named = {match["name"] for match in _TEST.finditer(body)}
-            assert named == rows[address], address
+            body = re.split(r"^#+ ", body, maxsplit=1, flags=re.MULTILINE)[0]
+            assert _TEST.search(body), address
+            assert body.count("\nSource: ") == body.count("\nUsed by: ") == 1, address
 
 
 def test_every_proof_is_there_and_comes_to_an_end() -> None:
