@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 
-from scripts.docs.cells import Table
+from scripts import results
 from scripts.docs.pages import ROOT
 
 FOLDER = ROOT / "docs/theory"
@@ -71,7 +71,7 @@ def listing(page: str) -> str:
     ]
     if not rows:
         raise ValueError(f"there is no theorem on a page {page!r} of docs/theory")
-    return Table(["", "theorem", "used by"], rows).markdown()
+    return results.markdown(["", "theorem", "used by"], rows)
 
 
 def insert(text: str) -> str:
