@@ -10,7 +10,6 @@ Run: PYTHONPATH=. python scripts/bench/min_sep_losses.py [--samples 400000] [--t
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import resource
 import time
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
-from dptrain.accounting.simulation import chunks, default_threads
+from dptrain.accounting.simulation import default_threads, loss_chunks
 from dptrain.strategies import BandMF
 
 
@@ -54,21 +53,16 @@ def main() -> None:
     simulation.draw([2.0], "both", np.random.Generator(np.random.SFC64(1)), 1)
     print(f"first draw (compilation, unless cached): {time.perf_counter() - start:.1f} s")
     for sigmas in ([2.0], [1.9, 2.0, 2.1, 2.2]):
-        for direction in ("remove", "add", "both"):
-            start, cpu, losses = time.perf_counter(), time.process_time(), 0
-            for block in chunks(
-                functools.partial(simulation.draw, sigmas, direction),
-                lanes=simulation.lanes,
-                seed=[1],
-                samples=options.samples,
-                threads=options.threads,
-            ):
-                losses += block.size // len(sigmas)
-            wall, busy = time.perf_counter() - start, time.process_time() - cpu
-            print(
-                f"{direction:>6}, {len(sigmas)} σ: {losses / wall:9,.0f} samples/s, "
-                f"{losses / busy:9,.0f} samples per CPU-second"
-            )
+        start, cpu, losses = time.perf_counter(), time.process_time(), 0
+        for block in loss_chunks(
+            simulation, sigmas, seed=[1], samples=options.samples, threads=options.threads
+        ):
+            losses += block.size // len(sigmas)
+        wall, busy = time.perf_counter() - start, time.process_time() - cpu
+        print(
+            f"both directions, {len(sigmas)} σ: {losses / wall:9,.0f} samples/s, "
+            f"{losses / busy:9,.0f} samples per CPU-second"
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"largest resident memory: {peak / 1024:,.0f} MB")
 

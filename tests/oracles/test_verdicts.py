@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import MinSepLosses
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.verdicts import Rule, verify_points
 from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
@@ -35,7 +35,10 @@ def one_step(p: float) -> PlainLaw:
 def accepted(law: PlainLaw, sigma: float, epsilon: float, rule: Rule, repeats: int) -> int:
     """How many of ``repeats`` verifications of one σ with seeds 0, 1, … accept it."""
     terms = law.terms(sigma)(epsilon)
-    rows = [verify_points([1], lambda _: terms, rule, Draws(each, 1), 0) for each in range(repeats)]
+    rows = [
+        verify_points([1], lambda _: terms, rule, SharedDraws(each, 1), 0)
+        for each in range(repeats)
+    ]
     return sum(row["accepted"] for found in rows for row in found)
 
 

@@ -37,7 +37,7 @@ from dptrain.accounting.simulation.certificate import (
     verified_rows,
 )
 from dptrain.accounting.simulation.confidence import counted_split, upper_confidence
-from dptrain.accounting.simulation.draws import ALONE, Draws, Kept, Processes
+from dptrain.accounting.simulation.draws import ALONE, Kept, Processes, SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw, SimulatedLaw
 from dptrain.accounting.simulation.simulation import DIRECTIONS, default_threads, loss_chunks
 from dptrain.accounting.simulation.terms import Both
@@ -45,11 +45,6 @@ from dptrain.accounting.simulation.verdicts import Rule
 from dptrain.core import Array, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
 
-# What certificates called these methods before accountants had plain names.
-_FORMER_NAMES = {
-    "balls-in-bins-importance": "balls-in-bins importance sampling",
-    "min-sep-importance": "b-min-sep importance sampling",
-}
 # Of a profile: points that are sampled, as many as ``default_grid`` has, and the least number of
 # points that its samples are shared by.
 _PROFILE_POINTS, _PROFILE_SHARES = 101, 24
@@ -152,11 +147,11 @@ class SimulatedAccountant(Accountant):
             return rule
         return Rule(violated, failure, most, self.ample)
 
-    def _draws(self, seed: int, kept: Kept | None = None) -> Draws:
+    def _draws(self, seed: int, kept: Kept | None = None) -> SharedDraws:
         threads = self.threads or default_threads()
-        return Draws(seed, threads, self.progress, self.together, kept)
+        return SharedDraws(seed, threads, self.progress, self.together, kept)
 
-    def _begun(self, question: dict[str, Any]) -> Draws:
+    def _begun(self, question: dict[str, Any]) -> SharedDraws:
         """Fresh draws, or those that an interrupted call with this question left."""
 
         def begin() -> tuple[int, Kept | None]:
@@ -194,12 +189,10 @@ class SimulatedAccountant(Accountant):
                     certificate_cache.store(Path(self.cache), claim.request, certificate)
         return self._stated(mechanism, certificate, epsilon=epsilon, delta=delta)
 
-    def _claim(
-        self, law: SimulatedLaw, epsilon: float, delta: float, attempts: int, name: str = ""
-    ) -> Claim:
-        """(ε, δ_v) by the split of δ among so many attempts, and by the method of a name."""
+    def _claim(self, law: SimulatedLaw, epsilon: float, delta: float, attempts: int) -> Claim:
+        """(ε, δ_v) by the split of δ among so many attempts."""
         request = {
-            "method": {"name": name or self.name, "version": METHOD},
+            "method": {"name": self.name, "version": METHOD},
             "law": law.to_dict(),
             "epsilon": epsilon,
             "delta": delta,
@@ -208,32 +201,21 @@ class SimulatedAccountant(Accountant):
         }
         return Claim(law, self._rule(law, *counted_split(delta, attempts)), request)
 
-    def _also(self, claim: Claim) -> list[Claim]:
-        """The claim, also under the method's former name: another attempt would cost as much δ."""
-        former = _FORMER_NAMES.get(self.name)
-        method = {**claim.request["method"], "name": former}
-        other = dataclasses.replace(claim, request={**claim.request, "method": method})
-        return [claim] if former is None else [claim, other]
-
     def _stored(self, asked: Claim) -> dict[str, Any] | None:
         """The certificate that answers in the folder of certificates, checked, if there is one."""
         if self.cache is None:
             return None
-        directory = Path(self.cache)
-        for claim in self._also(asked):
-            if attempts := certificate_cache.attempts_stored(directory, claim.request):
-                request = claim.request
-                claim = self._claim(
-                    claim.law, request["epsilon"], request["delta"], attempts,
-                    request["method"]["name"],
-                )  # fmt: skip
-                problems: list[certificate_cache.Problem] = [claim.problem]
-                if self.recheck:
-                    problems.append(claim.redrawn(self._draws))
-                path = certificate_cache.path_of(directory, claim.request)
-                return certificate_cache.read_certificate(path, *problems)
-        certificate_cache.check_method(directory, asked.request)
-        return None
+        directory, request = Path(self.cache), asked.request
+        attempts = certificate_cache.attempts_stored(directory, request)
+        if attempts is None:
+            certificate_cache.check_method(directory, request)
+            return None
+        claim = self._claim(asked.law, request["epsilon"], request["delta"], attempts)
+        problems: list[certificate_cache.Problem] = [claim.problem]
+        if self.recheck:
+            problems.append(claim.redrawn(self._draws))
+        path = certificate_cache.path_of(directory, claim.request)
+        return certificate_cache.read_certificate(path, *problems)
 
     def restate(self, mechanism: MatrixMechanism, stated: Guarantee) -> Guarantee:
         """The statement from the samples that its certificate's seed gives once more.
@@ -270,9 +252,8 @@ class SimulatedAccountant(Accountant):
         request = certificate["request"]
         epsilon, delta = check_epsilon(request["epsilon"]), request["delta"]
         attempts = certificate_cache.attempts_of(request)
-        claims = self._also(self._claim(self._checked(mechanism), epsilon, delta, attempts))
-        certificate_cache.check_request(certificate, *[each.request for each in claims])
-        claim = next(each for each in claims if each.request == request)
+        claim = self._claim(self._checked(mechanism), epsilon, delta, attempts)
+        certificate_cache.check_request(certificate, claim.request)
         if wrong := claim.problem(certificate) or claim.redrawn(self._draws)(certificate):
             raise ValueError(f"its certificate is wrong: {wrong}")
         return self._stated(mechanism, certificate, epsilon=epsilon, delta=delta)
@@ -370,7 +351,7 @@ class SimulatedAccountant(Accountant):
         return Profile(grid, remove, add, self.kind, self.name, self.failure_probability)
 
     def _weighted_bounds(
-        self, law: SimulatedLaw, sigma: float, grid: Array, chosen: Array, draws: Draws
+        self, law: SimulatedLaw, sigma: float, grid: Array, chosen: Array, draws: SharedDraws
     ) -> Array:
         """Upper bounds that hold at once, from samples of each point's own: (2, chosen points)."""
         found, share = np.ones((2, chosen.size)), self.failure_probability / (2 * chosen.size)
@@ -389,7 +370,7 @@ class SimulatedAccountant(Accountant):
         return found
 
     def _plain_bounds(
-        self, law: SimulatedLaw, sigma: float, grid: Array, chosen: Array, draws: Draws
+        self, law: SimulatedLaw, sigma: float, grid: Array, chosen: Array, draws: SharedDraws
     ) -> Array:
         """The same from one sample of losses for all points."""
         losses, samples = law.losses, self.profile_samples

@@ -16,7 +16,7 @@ from dptrain.accounting.simulation.certificate_cache import (
     differing_verdict,
     whole_number,
 )
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.estimate import estimate_depth
 from dptrain.accounting.simulation.law import SimulatedLaw
 from dptrain.accounting.simulation.verdicts import Point, Rule, verify_points
@@ -58,7 +58,7 @@ def declared_points(depth: int) -> list[int]:
     return sorted({depth - offset for offset in _OFFSETS if depth - offset > 0})
 
 
-def verified_rows(terms_at: Point, rule: Rule, draws: Draws, purpose: int) -> GridRows:
+def verified_rows(terms_at: Point, rule: Rule, draws: SharedDraws, purpose: int) -> GridRows:
     """Estimate where to go, declare a grid up to there, and verify it by fresh samples."""
     depth = estimate_depth(terms_at, rule, draws, ESTIMATE, most=_DEEPEST)
     return verify_points(declared_points(depth), terms_at, rule, draws, purpose)
@@ -104,7 +104,7 @@ class Claim:
         epsilon = self.request["epsilon"]
         return lambda point: self.law.terms(ceiling / STEP**point)(epsilon)
 
-    def certificate(self, draws: Draws) -> dict[str, Any]:
+    def certificate(self, draws: SharedDraws) -> dict[str, Any]:
         """The least σ that is shown, and the evidence.
 
         The grid's top is a σ at which the deterministic bounds show (ε, δ_v).
@@ -179,7 +179,9 @@ class Claim:
     def _covers(self, sigma: float) -> bool:
         return self.law.curve.epsilon(sigma, self.rule.violated) <= self.request["epsilon"]
 
-    def redrawn(self, draws: Callable[[int], Draws]) -> Callable[[dict[str, Any]], str | None]:
+    def redrawn(
+        self, draws: Callable[[int], SharedDraws]
+    ) -> Callable[[dict[str, Any]], str | None]:
         """What a certificate's seed does not give again, at the cost of the first time."""
 
         def problem(certificate: dict[str, Any]) -> str | None:

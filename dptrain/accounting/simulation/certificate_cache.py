@@ -58,9 +58,9 @@ def check_method(directory: Path, request: dict[str, Any]) -> None:
     """
     for found in _requests(directory):
         same = all(found.get(key) == request[key] for key in ("law", "epsilon", "delta"))
-        if same and not isinstance(found.get("method"), dict):
+        if same and found.get("method") != request["method"]:
             raise ValueError(
-                f"{path_of(directory, found)}: made by a simulation that dptrain no longer has; "
+                f"{path_of(directory, found)}: made by a method that dptrain no longer has; "
                 "train with the version that made it, or delete it, whatever it says, and "
                 "calibrate anew"
             )
@@ -196,19 +196,18 @@ def read_certificate(path: Path, first: Problem, *others: Problem) -> dict[str, 
     return certificate
 
 
-def check_request(certificate: dict[str, Any], *requests: dict[str, Any]) -> None:
-    """Refuse a certificate that answers none of these requests.
+def check_request(certificate: dict[str, Any], request: dict[str, Any]) -> None:
+    """Refuse a certificate that answers something else.
 
     Raises:
         ValueError: saying whether only the version of the package is another.
     """
     answered = certificate["request"]
-    if answered in requests:
+    if answered == request:
         return
-    for each in requests:
-        if answered == {**each, "package": answered["package"]}:
-            raise ValueError(
-                f"its certificate was made with dptrain {answered['package']}, and here is "
-                f"{each['package']}, which may draw otherwise; use that version"
-            )
+    if answered == {**request, "package": answered["package"]}:
+        raise ValueError(
+            f"its certificate was made with dptrain {answered['package']}, and here is "
+            f"{request['package']}, which may draw otherwise; use that version"
+        )
     raise ValueError("its certificate answers another question: its request is not that of ε and δ")

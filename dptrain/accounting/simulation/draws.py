@@ -22,7 +22,7 @@ WHAT = "unfinished simulation: it proves nothing and states no noise multiplier"
 _ROUND = 8  # chunks that each of several processes draws before it hears of the others'
 
 
-class Sums(NamedTuple):
+class ChunkSums(NamedTuple):
     """Of the terms of a chunk: how many, their sum, and that of their squares."""
 
     size: int
@@ -68,7 +68,7 @@ class Kept:
 
     def __init__(self, path: Path, question: dict[str, Any], seed: int) -> None:
         self.path, self.seed = path, seed
-        self.known: dict[tuple[int, ...], dict[int, Sums]] = {}
+        self.known: dict[tuple[int, ...], dict[int, ChunkSums]] = {}
         versions = {"numpy": np.__version__, "torch": torch.__version__}
         first = {"what": WHAT, "question": question, "versions": versions}
         if path.exists():
@@ -89,7 +89,7 @@ class Kept:
             values = [self._value(line) for line in lines]
             self.seed = int(values[0].pop("seed"))
             for stream, chunk, *sums in values[1:]:
-                self.known.setdefault(tuple(stream), {})[chunk] = Sums(*sums)
+                self.known.setdefault(tuple(stream), {})[chunk] = ChunkSums(*sums)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"{self.path}: corrupt file of an unfinished simulation ({error}); restore it, or "
@@ -111,7 +111,7 @@ class Kept:
             raise ValueError("a line does not match its check sum")
         return json.loads(text)
 
-    def add(self, stream: Sequence[int], chunk: int, sums: Sums) -> None:
+    def add(self, stream: Sequence[int], chunk: int, sums: ChunkSums) -> None:
         """Remember a chunk."""
         self.known.setdefault(tuple(stream), {})[chunk] = sums
         self._append([list(stream), chunk, *sums])
@@ -123,7 +123,7 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
+class SharedDraws:
     """Who draws, and from which seed.
 
     Attributes:
@@ -140,7 +140,7 @@ class Draws:
     together: Processes = ALONE
     kept: Kept | None = None
 
-    def __enter__(self) -> Draws:
+    def __enter__(self) -> SharedDraws:
         return self
 
     def __exit__(
@@ -161,8 +161,10 @@ class Draws:
                 )
             raise KeyboardInterrupt(where) from None
 
-    def sums(self, terms: WeightedTerms, samples: int, stream: Sequence[int]) -> Iterator[Sums]:
-        """Sums of so many terms, chunk by chunk in order, the same whoever drew which.
+    def sums(
+        self, terms: WeightedTerms, samples: int, stream: Sequence[int]
+    ) -> Iterator[ChunkSums]:
+        """The sums of so many terms, chunk by chunk in order, the same whoever drew which.
 
         Chunk i draws from ``SeedSequence([seed, *stream], spawn_key=(i,))``.
 
@@ -180,7 +182,7 @@ class Draws:
                 seed=[self.seed, *key], samples=samples, threads=self.threads,
                 indices=missing[team.rank :: team.size],
             )  # fmt: skip
-            shared: dict[int, Sums] = {}
+            shared: dict[int, ChunkSums] = {}
             if team.size > 1:
                 shared = self._exchanged((self.seed, key, samples, terms.ceiling), missing, fresh)
             for index in range(first, min(first + step, count)):
@@ -192,8 +194,8 @@ class Draws:
                 yield found
 
     def _exchanged(
-        self, question: Any, missing: Sequence[int], fresh: Iterator[Sums]
-    ) -> dict[int, Sums]:
+        self, question: Any, missing: Sequence[int], fresh: Iterator[ChunkSums]
+    ) -> dict[int, ChunkSums]:
         """Everybody's chunks."""
         team = self.together
         everyone = team.all((question, list(fresh)))
@@ -213,8 +215,8 @@ class Draws:
         return sum(each.total for each in self.sums(terms, samples, stream)) / samples
 
 
-def _sums(terms: Array) -> Sums:
-    found = Sums(terms.size, float(terms.sum()), float(np.square(terms).sum()))
+def _sums(terms: Array) -> ChunkSums:
+    found = ChunkSums(terms.size, float(terms.sum()), float(np.square(terms).sum()))
     if not np.isfinite(found.total):
         raise ArithmeticError("a simulated privacy loss is not a number")
     return found

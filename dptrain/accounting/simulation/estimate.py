@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.simulation.verdicts import Point, Rule
@@ -23,7 +23,9 @@ _CLEAR, _CEILINGS = 5.0, 10.0
 _RARE = 6.0
 
 
-def rough_excess(terms: WeightedTerms, rule: Rule, draws: Draws, stream: Sequence[int]) -> float:
+def rough_excess(
+    terms: WeightedTerms, rule: Rule, draws: SharedDraws, stream: Sequence[int]
+) -> float:
     """log of a rough mean over what the rule accepts in the end, taken so high that it would pass.
 
     -∞ where nothing needs to be drawn, and ∞ where it would not pay.
@@ -54,7 +56,7 @@ def rough_excess(terms: WeightedTerms, rule: Rule, draws: Draws, stream: Sequenc
 def estimate_depth(
     terms_at: Point,
     rule: Rule,
-    draws: Draws,
+    draws: SharedDraws,
     purpose: int,
     *,
     most: int,

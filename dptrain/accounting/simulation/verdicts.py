@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 
 from dptrain.accounting.simulation.confidence import largest_threshold
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.terms import Both, WeightedTerms
 from dptrain.core import checks
 
@@ -97,7 +97,7 @@ def judge(
     terms: WeightedTerms,
     rule: Rule,
     *,
-    draws: Draws,
+    draws: SharedDraws,
     stream: Sequence[int],
     progress: Callable[[float], object],
 ) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def verify_points(
     points: Sequence[float],
     terms_at: Point,
     rule: Rule,
-    draws: Draws,
+    draws: SharedDraws,
     purpose: int,
 ) -> list[dict[str, Any]]:
     """Verdicts for points from the most to the least private, up to the first rejection.

@@ -9,12 +9,12 @@ from tqdm import tqdm
 
 from dptrain.accounting.min_sep.importance_terms import WeightedTerms
 from dptrain.accounting.simulation import estimate, verdicts
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.estimate import estimate_depth
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.accounting.simulation.verdicts import Rule, verify_points
 
-DRAWS = Draws(1, threads=1, progress=True)
+DRAWS = SharedDraws(1, threads=1, progress=True)
 RULE = Rule(violated=0.1, failure=1e-3, most=10**6)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr
 
 from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.published_profile import chords
@@ -113,13 +113,13 @@ def test_curves_are_too_low_somewhere_no_more_often_than_stated() -> None:
 def test_weighted_samples_are_spread_over_the_grid(monkeypatch) -> None:
     """No stairs: every point of 81 is sampled, with as many samples in all as 24 points had."""
     asked: list[int] = []
-    plain = Draws.mean
+    plain = SharedDraws.mean
 
     def counted(draws, terms, samples, stream):
         asked.append(samples)
         return plain(draws, terms, samples, stream)
 
-    monkeypatch.setattr(Draws, "mean", counted)
+    monkeypatch.setattr(SharedDraws, "mean", counted)
     profile = MEMBERS["importance"].profile(mechanism(), np.linspace(0.0, 2.0, 81))
     assert len(asked) >= 81
     assert sum(asked) <= 2 * 24 * 20_000

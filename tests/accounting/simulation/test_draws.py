@@ -1,4 +1,4 @@
-"""Draws that are shared by processes, interrupted and continued."""
+"""SharedDraws that are shared by processes, interrupted and continued."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.accounting.simulation.draws import Draws, Processes
+from dptrain.accounting.simulation.draws import Processes, SharedDraws
+from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
@@ -205,7 +206,7 @@ def test_processes_with_different_questions_are_refused() -> None:
     def asked(team: Threads) -> str:
         terms = WeightedTerms(1.0 + team.rank, 10, lambda rng, size: rng.random(size))
         try:
-            list(Draws(1, 1, together=team).sums(terms, 100, [2]))
+            list(SharedDraws(1, 1, together=team).sums(terms, 100, [2]))
         except ValueError as error:
             return str(error)
         return ""
@@ -216,4 +217,4 @@ def test_processes_with_different_questions_are_refused() -> None:
 def test_a_term_that_is_no_number_is_an_error() -> None:
     terms = WeightedTerms(1.0, 10, lambda rng, size: np.full(size, np.nan))
     with pytest.raises(ArithmeticError, match="not a number"):
-        list(Draws(1, 1).sums(terms, 30, [2]))
+        list(SharedDraws(1, 1).sums(terms, 30, [2]))

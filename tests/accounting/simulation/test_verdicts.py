@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.simulation.confidence import binary_kl
-from dptrain.accounting.simulation.draws import Draws
+from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.simulation.verdicts import Rule, judge, verify_points
 
@@ -38,9 +38,9 @@ def test_a_look_accepts_what_its_share_of_the_failure_allows() -> None:
 def test_false_claims_are_rare_however_often_one_looks(seed: int) -> None:
     rule = Rule(violated=0.05, failure=Q, most=10**6, ample=4000)
     accepted = sum(
-        judge(coins(0.0501), rule, draws=Draws(seed, 1), stream=[run], progress=lambda _: None)[
-            "accepted"
-        ]
+        judge(
+            coins(0.0501), rule, draws=SharedDraws(seed, 1), stream=[run], progress=lambda _: None
+        )["accepted"]
         for run in range(300)
     )
     assert accepted <= 300 * Q + 6 * math.sqrt(300 * Q * (1 - Q))
@@ -58,7 +58,7 @@ def test_false_claims_of_a_grid_are_rare(violates: str) -> None:
 
     wrong = 0
     for run in range(200):
-        rows = verify_points([1.0, 2.0, 3.0], at, rule, Draws(3, 1), run)
+        rows = verify_points([1.0, 2.0, 3.0], at, rule, SharedDraws(3, 1), run)
         wrong += max((row["point"] for row in rows if row["accepted"]), default=0.0) > 1.0
     assert wrong <= 200 * Q + 6 * math.sqrt(200 * Q * (1 - Q))
 
@@ -68,7 +68,7 @@ def test_a_small_mean_takes_few_samples_and_a_large_one_is_given_up() -> None:
     looks = rule.looks(1.0)
 
     def verdict(mean: float) -> dict:
-        return judge(coins(mean), rule, draws=Draws(7, 1), stream=[], progress=lambda _: None)
+        return judge(coins(mean), rule, draws=SharedDraws(7, 1), stream=[], progress=lambda _: None)
 
     small, large = verdict(1e-4), verdict(0.05)
     assert small["accepted"]
