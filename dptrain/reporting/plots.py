@@ -15,7 +15,8 @@ from dptrain.reporting.published_profile import as_shown, chance, chords
 from dptrain.sampling import GraphPartition
 from dptrain.sampling.users import GraphStatistics
 
-LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to say there
+LEAST_DELTA = 1e-16
+"""Where the axis of δ ends: nobody asks for less, and doubles have little to say there."""
 
 
 def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Path) -> None:

@@ -21,7 +21,8 @@ from dptrain.strategies import Strategy
 Evaluate = Callable[[Array, npt.NDArray[np.int64]], Array]
 
 UNIT = 2.0**-53  # unit roundoff
-LARGEST_NORMAL = 13.75  # a true normal exceeds it with probability 1e-42, numpy's never
+LARGEST_NORMAL = 13.75
+"""A true normal exceeds it with probability 1e-42, numpy's never."""
 _EASY = 16.0  # ratio max ‖m_i‖/σ up to which the slack surely covers the rounding
 _LARGEST_EXPONENT = 600.0  # of terms that may be summed without a common factor taken out
 _LARGEST_TABLE = 1024  # bins up to which the shifts of all components are tabulated

@@ -19,6 +19,7 @@ import numpy as np
 from dptrain.core import Array
 
 UNIT = 2.0**-53
+"""Unit roundoff of doubles."""
 # |log p_j| up to which no p_j leaves the doubles: e^{±700} would.
 _LARGEST_EXPONENT = 600.0
 _BATCH = 16  # numbers that a compiled loop advances together

@@ -27,6 +27,7 @@ LEAST_FLOOR = 1e-12  # below, 1 - rate has too few digits left for a quantile
 _LARGEST_EPSILON = 700.0  # e^ε is a number; leaving a bound out is always allowed
 _PAD = 8.0 * np.finfo(float).eps
 WEAKEST = (Kind.EXACT, Kind.UPPER_BOUND, Kind.VERIFIED, Kind.CONFIDENCE, Kind.ESTIMATE)
+"""Kinds of statements from the strongest to the weakest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

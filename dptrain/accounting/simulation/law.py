@@ -19,6 +19,7 @@ from dptrain.accounting.simulation.terms import Both, WeightedTerms
 from dptrain.core import Array
 
 TermsAtEpsilon = Callable[[float], Both]
+"""Terms of both directions at an ε."""
 
 
 class SimulatedLaw(ABC):

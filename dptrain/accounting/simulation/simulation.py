@@ -16,6 +16,8 @@ from dptrain.core import Array
 
 T = TypeVar("T")
 Direction = Literal["remove", "add"]
+"""One direction of a neighboring relation."""
+
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 """Both directions of a neighboring relation."""
 

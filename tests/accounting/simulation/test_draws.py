@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.simulation.draws import Processes, SharedDraws
-from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
