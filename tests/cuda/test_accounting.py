@@ -9,7 +9,7 @@ from dptrain import BandMF, MatrixMechanism, MinSep
 from dptrain.accounting.min_sep import engine_compiled, engine_torch
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import MinSepLosses, log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses, log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from dptrain.accounting.simulation.simulation import DIRECTIONS

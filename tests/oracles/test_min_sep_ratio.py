@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio, sample_losses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BandMF

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import MinSepLosses
+from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses
 from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.verdicts import Rule, verify_points

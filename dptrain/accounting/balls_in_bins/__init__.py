@@ -1,12 +1,12 @@
 """Accountants of balls-in-bins sampling and random allocation."""
 
+from dptrain.accounting.balls_in_bins.bins_losses import LARGEST_NORMAL, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.conditional_composition import (
     ConditionalComposition,
     bin_means,
     compose_steps,
 )
 from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
-from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.one_pick import AllocationCurve, AllocationPLD, picks_refusal
 from dptrain.accounting.balls_in_bins.posterior_hazards import Step, hazard_log_odds, steps
 from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from typing import Any
 
+from dptrain.accounting.balls_in_bins.bins_losses import BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
 from dptrain.accounting.balls_in_bins.importance_terms import TiltedBallsInBins
-from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi, periodic_refusal
 from dptrain.accounting.base.accountant import Cost

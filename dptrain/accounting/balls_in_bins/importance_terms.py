@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, UNIT, BallsInBinsLosses
+from dptrain.accounting.balls_in_bins.bins_losses import LARGEST_NORMAL, UNIT, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.renyi import log_delta_add
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.terms import (

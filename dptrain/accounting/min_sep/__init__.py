@@ -7,7 +7,7 @@ from dptrain.accounting.min_sep.law import (
     min_sep_refusal,
     participations,
 )
-from dptrain.accounting.min_sep.losses import MinSepLosses
+from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses
 from dptrain.accounting.min_sep.recursion import LogRecursion
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate

@@ -10,7 +10,7 @@ from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import min_sep_law, min_sep_refusal
-from dptrain.accounting.min_sep.losses import MinSepLosses
+from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses
 from dptrain.accounting.min_sep.moments.tilted import Asked, engine
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.simulation import Simulation

@@ -13,7 +13,7 @@ from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep import engine_torch as on_device
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
-from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio, sample_losses
 from dptrain.accounting.min_sep.moments import affordable, settles
 from dptrain.accounting.min_sep.moments.settled import Settled, settle
 from dptrain.accounting.min_sep.moments.settled_draws import SettledPatterns

@@ -19,9 +19,9 @@ from dptrain.accounting.simulation.law import SimulatedLaw, TermsAtEpsilon
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users.importance_terms import TiltedUser
 from dptrain.accounting.users.law import MOST_EXAMPLES, UserLaw
-from dptrain.accounting.users.losses import UserLosses
 from dptrain.accounting.users.neighbors import paths_to_neighbors
 from dptrain.accounting.users.revealed import RevealedDraws
+from dptrain.accounting.users.user_losses import UserLosses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 

@@ -13,9 +13,9 @@ from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.simulation import Direction
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.users.law import UserLaw
-from dptrain.accounting.users.losses import gram_product, transposed
 from dptrain.accounting.users.recursion import Codes, log_ratio, participations, rescale_interval
 from dptrain.accounting.users.tilted_chain import TiltedChain, log_moments
+from dptrain.accounting.users.user_losses import gram_product, transposed
 from dptrain.core import Array
 
 # α = 1 is the law itself, with terms in [0, 1].

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account
+from dptrain.accounting.balls_in_bins.bins_losses import BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
 from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
 from dptrain.accounting.balls_in_bins.importance_terms import TiltedBallsInBins
-from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
 from dptrain.accounting.best_of import BestOf

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from dptrain.accounting.balls_in_bins.bins_losses import BallsInBinsLosses, dominating_factor
 from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
-from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses, dominating_factor
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep import MinSepImportance

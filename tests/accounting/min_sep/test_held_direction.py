@@ -10,7 +10,7 @@ import pytest
 
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from tests.accounting.min_sep.test_tilted_draws import AS_MIN_SEP, KNOWN, LONG, SIGMA

@@ -16,7 +16,7 @@ from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import availability, best_linear_loss, linear_loss
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import Replicas, largest_order
 from dptrain.accounting.poisson.poisson import PoissonPLD

@@ -15,7 +15,7 @@ from scipy import stats
 from dptrain.accounting.min_sep import engine_compiled as min_sep_compiled
 from dptrain.accounting.min_sep import engine_torch as min_sep_device
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import MinSepLosses, log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses, log_ratio
 from dptrain.accounting.simulation.simulation import DIRECTIONS, loss_chunks
 
 compiled = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")

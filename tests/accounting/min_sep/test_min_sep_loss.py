@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.min_sep.law import MinSepLaw, participations
-from dptrain.accounting.min_sep.losses import MinSepLosses, log_ratio, sample_losses
+from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses, log_ratio, sample_losses
 from dptrain.accounting.min_sep.recursion import LinearRecursion, make_recursion
 from dptrain.accounting.simulation.simulation import DIRECTIONS, loss_chunks
 

@@ -10,7 +10,7 @@ import pytest
 
 from dptrain.accounting.min_sep import moments
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.moments import kernel, program
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve

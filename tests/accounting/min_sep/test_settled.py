@@ -11,7 +11,7 @@ import pytest
 from dptrain.accounting.min_sep import importance_terms, moments
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.moments import kernel, program, settled
 from dptrain.accounting.min_sep.moments.settled import settle
 from dptrain.accounting.min_sep.moments.settled_draws import SettledPatterns

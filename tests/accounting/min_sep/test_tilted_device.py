@@ -14,7 +14,7 @@ from dptrain.accounting.min_sep import MinSepImportance, engine_torch, importanc
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from tests.accounting.min_sep import test_min_sep_bounds as bounds

@@ -13,7 +13,7 @@ from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep import importance_terms
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.moments import tilted
 from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns, engine
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve

@@ -7,7 +7,7 @@ from dptrain import BallsInBins, BandMF, Identity, MatrixMechanism, MinSep, Pois
 from dptrain.accounting import calibrate
 from dptrain.accounting.losses import hockey_stick
 from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
-from dptrain.accounting.min_sep.losses import sample_losses
+from dptrain.accounting.min_sep.min_sep_losses import sample_losses
 
 DELTA = 5e-6
 

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.min_sep_losses import log_ratio
 from dptrain.accounting.min_sep.truncated import TruncatedMinSepImportance, TruncatedMinSepLosses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep

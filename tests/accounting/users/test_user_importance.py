@@ -15,10 +15,10 @@ from dptrain.accounting.users import ExposedStepsImportance, UserMinSepImportanc
 from dptrain.accounting.users import recursion as user_recursion
 from dptrain.accounting.users.importance_terms import TiltedUser
 from dptrain.accounting.users.law import UserLaw, band_columns
-from dptrain.accounting.users.losses import UserLosses
 from dptrain.accounting.users.neighbors import paths_to_neighbors
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.accounting.users.tilted_chain import TiltedChain, log_moments
+from dptrain.accounting.users.user_losses import UserLosses
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import AttributionGraph, UserMinSep

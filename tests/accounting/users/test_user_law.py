@@ -11,9 +11,9 @@ import pytest
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.users import recursion as user_recursion
 from dptrain.accounting.users.law import UserLaw, band_columns
-from dptrain.accounting.users.losses import UserLosses
 from dptrain.accounting.users.neighbors import neighbor_facts, outside_neighbors
 from dptrain.accounting.users.recursion import log_ratio, participations, rescale_interval
+from dptrain.accounting.users.user_losses import UserLosses
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.strategies import BandMF, Dense
 from tests.oracles import exposed_steps as claim

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import LEAST_COMPILED_STEPS
+from dptrain.accounting.min_sep.min_sep_losses import LEAST_COMPILED_STEPS
 from dptrain.accounting.min_sep.moments.settled import chances_of
 from dptrain.core import Array, checks
 

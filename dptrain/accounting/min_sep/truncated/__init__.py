@@ -5,12 +5,12 @@ from dptrain.accounting.min_sep.truncated.importance import (
     TruncatedMinSepImportance,
     often_cut,
 )
-from dptrain.accounting.min_sep.truncated.losses import TruncatedMinSepLosses
 from dptrain.accounting.min_sep.truncated.renyi import (
     TruncatedMinSepCurve,
     TruncatedMinSepRenyi,
     whole_batches,
 )
+from dptrain.accounting.min_sep.truncated.truncated_losses import TruncatedMinSepLosses
 
 __all__ = [
     "FullBatches",

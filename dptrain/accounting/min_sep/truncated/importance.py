@@ -10,12 +10,12 @@ import numpy as np
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.min_sep.importance import WholeBatches
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
-from dptrain.accounting.min_sep.truncated.losses import TruncatedMinSepLosses
 from dptrain.accounting.min_sep.truncated.renyi import (
     TruncatedMinSepCurve,
     truncated_curve,
     truncated_refusal,
 )
+from dptrain.accounting.min_sep.truncated.truncated_losses import TruncatedMinSepLosses
 from dptrain.accounting.simulation.accountant import SimulatedAccountant
 from dptrain.accounting.simulation.law import PlainLaw, SimulatedLaw, TermsAtEpsilon
 from dptrain.accounting.simulation.terms import WeightedTerms
