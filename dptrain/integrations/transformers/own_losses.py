@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dptrain.core import global_state, named_error, restore_global_state, same_global_state
-from dptrain.integrations.transformers.losses import LossCheck
+from dptrain.integrations.transformers.head_loss import LossCheck
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from dptrain.engine import Gradients, Loading, NoiseOptions, PrivacyEngine, Priv
 from dptrain.integrations.evaluation import TrainingRows, is_same
 from dptrain.integrations.transformers import checkpoints
 from dptrain.integrations.transformers.arguments import PrivacyArguments
-from dptrain.integrations.transformers.losses import LossCheck, example_loss, head_of
+from dptrain.integrations.transformers.head_loss import LossCheck, example_loss, head_of
 from dptrain.integrations.transformers.own_losses import OwnLossCheck
 from dptrain.integrations.transformers.plan import TrainerPlan, graph_of, plan_of
 from dptrain.integrations.transformers.publishing import publish, retract
