@@ -67,7 +67,7 @@ class HeterogeneousComposition:
         return found
 
     def _suffices(self, number: int, delta: Array) -> npt.NDArray[np.bool_]:
-        """Whether what a level counts as infinite does not matter at these δ of its own."""
+        """True at a δ of a level if what the level counts as infinite does not matter there."""
         return np.asarray((delta >= _ABOVE * _CHARGES[number]) | (number == len(_CHARGES) - 1))
 
     def delta(self, epsilon: npt.ArrayLike) -> Array:

@@ -50,7 +50,7 @@ class ShiftedMixtures:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Where the loss is 0, and an x beyond which both laws have mass under 1e-40."""
+        """The x at which the loss is 0, and an x beyond which both laws have mass under 1e-40."""
         return 0.5 * (self.right + self.left), max(self.right, 0.0) + TAIL * self.sigma
 
     def loss(self, x: Array) -> Array:
@@ -80,7 +80,7 @@ class ShiftedMixtures:
         return slope / self.sigma**2
 
     def _rounding(self, x: Array) -> Array:
-        """How far ``loss`` may be off at x: no x can be told by its loss any finer."""
+        """Bound on the error of ``loss`` at x: no x can be told by its loss any finer."""
         q, error = self.probability, np.zeros_like(x)
         odds = math.log(q) - math.log1p(-q) if q < 1.0 else math.inf
         for shift in (self.right, self.left):
@@ -153,10 +153,6 @@ class TwoSidedLosses:
     at most f and b, and its losses are rounded so that they still do
     (docs/theory/poisson.md#thm-two-sided-losses;
     ``test_two_full_steps_bound_every_choice_of_the_gradients``).
-
-    Args:
-        forward: f, the divergence of (P, Q).
-        backward: b, the divergence of (Q, P).
     """
 
     forward: ShiftedMixtures

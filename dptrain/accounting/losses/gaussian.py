@@ -80,11 +80,7 @@ def epsilon(delta: float, mu: float) -> float:
 
 
 def epsilons(delta: float, mu: npt.ArrayLike) -> Array:
-    """``epsilon`` for many μ ≥ 0 at once, in their shape.
-
-    Raises:
-        ValueError: if δ is not in (0, 1).
-    """
+    """``epsilon`` for many μ ≥ 0 at once, in their shape."""
     checks.number("delta", delta, above=0, below=1)
     wanted, inverse = np.unique(np.asarray(mu, float), return_inverse=True)
     log_target = math.log(delta)

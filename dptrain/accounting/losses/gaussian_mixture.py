@@ -97,7 +97,7 @@ class GaussianMixtures:
                         yield _rounded(-loss[::-1], q[::-1], mass[::-1], spacing, outside)
 
     def spread(self, *, sigma: float, remove: bool) -> list[Spread]:
-        """Of log dP_k/dQ under P_k (remove) or under Q (add)."""
+        """The spread of log dP_k/dQ under P_k (remove) or under Q (add)."""
         result = []
         for means, weights in self._groups():
             edges = _edges(means[-1] / sigma, _COARSE_CELLS)

@@ -36,7 +36,7 @@ class LossDistribution:
 def split_cells(
     *, spacing: float, low: Indices, high: Indices, upper: Array, lower: Array, above: float
 ) -> LossDistribution:
-    """Discretise log(dP/dQ), known up to cells of losses, pessimistically.
+    """Discretize log(dP/dQ), known up to cells of losses, pessimistically.
 
     Among all pairs of measures of given total masses p and q whose losses lie in [l, u], the one
     that sits on l and u only has the greatest δ(ε) for every ε: (1 - e^{ε-L})_+ is, as a function
@@ -70,7 +70,7 @@ def split_cells(
 def connect_the_dots(
     *, spacing: float, lowest: int, upper: Array, lower: Array, below: float, above: float
 ) -> LossDistribution:
-    """Discretise the loss log(dP/dQ) pessimistically, cell by cell of the grid itself.
+    """Discretize the loss log(dP/dQ) pessimistically, cell by cell of the grid itself.
 
     Args:
         spacing: distance h of the grid of losses.

@@ -54,7 +54,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Array, density: Array) -> Spread:
-        """From losses on an even grid of x, ascending in x, and a multiple of the density there."""
+        """Of losses on an even grid of x, ascending in x, given a multiple of the density there."""
         density = density / density.sum()
         mean = float(density @ values)
         variance = float(density @ (values - mean) ** 2)
@@ -73,7 +73,7 @@ class Spread(NamedTuple):
 
 
 def spread(*, probability: float, sigma: float, remove: bool) -> Spread:
-    """Of log dP/dQ under P (remove) or under Q (add)."""
+    """The spread of log dP/dQ under P (remove) or under Q (add)."""
     x = np.linspace(-TAIL * sigma, 1.0 + TAIL * sigma, 8001)
     density = np.exp(-0.5 * (x / sigma) ** 2)
     if remove:

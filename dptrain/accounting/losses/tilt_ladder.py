@@ -1,4 +1,4 @@
-"""Which exponential tilts resolve which part of a composed privacy profile."""
+"""The exponential tilts that resolve each part of a composed privacy profile."""
 
 from __future__ import annotations
 
@@ -25,13 +25,9 @@ _MOST, _FEWEST = 4096, 64
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """A tilt and the ε for which it serves.
+    """A tilt t ≥ 0 and the ε from ``start`` to ``end`` for which it serves.
 
-    Attributes:
-        tilt: t ≥ 0.
-        start: least ε.
-        end: greatest ε.
-        bound: logarithm of the best Chernoff bound at ``end``, roughly.
+    ``bound`` is the logarithm of the best Chernoff bound at ``end``, roughly.
     """
 
     tilt: float
@@ -74,16 +70,13 @@ class RoughLosses:
         return cumulant, float(self._counts @ mean), math.sqrt(float(self._counts @ variance))
 
     def steps(self, tilt: float, need: float, least: float) -> tuple[tuple[float, float], ...]:
-        """How to bound the tilted total from above and below (Chernoff): steps and roughly where.
+        """Steps that bound the tilted total from above and below (Chernoff), and roughly where.
 
         Each step s ≠ 0 says that beyond (K(t+s) - K(t) + need)/s there is at most e^-need of the
         tilted mass. Where the total is nearly normal the best is sqrt(2 need)/deviation; rare large
         losses want one that is smaller by orders of magnitude, a bounded end a larger one.
 
-        Args:
-            tilt: t.
-            need: minus the logarithm of the mass beyond.
-            least: deviations below this are taken for this.
+        Deviations below ``least`` are taken for it.
         """
         base, _, deviation = self.moments(tilt)
         sizes = np.geomspace(1e-5, 10.0, 25) * math.sqrt(2.0 * need) / max(deviation, least)

@@ -51,7 +51,7 @@ class Masses:
         self.losses = np.asarray(single.spacing * (single.lowest + self.indices), np.float64)
 
     def cut(self, most: float) -> Masses:
-        """The same with the greatest losses, of mass ``most`` together or less, at infinity."""
+        """The masses with the greatest losses, of mass ``most`` together or less, at infinity."""
         beyond = np.cumsum(np.exp(self.log_mass)[::-1])[::-1]
         kept = max(int(np.count_nonzero(beyond > most)), 1)
         if kept == beyond.size:
@@ -88,7 +88,6 @@ class _Stretch:
     """δ on the grid points around a rung's ε, rounded up; between them it is linear in e^ε.
 
     Attributes:
-        rung: the ε for which it stands.
         first: grid index of ``delta[0]``.
         delta: δ at the grid points, shape (m,), m ≥ 2.
         spacing: of the grid, the composition's or a multiple.
@@ -169,7 +168,7 @@ class TiltedCurve:
         h, rough, bottom, top = self._spacing, self._rough, self._bottom, self._top
 
         def fits(tilt: float) -> bool:
-            """Whether the window has few enough cells. Without ``self``: that would be a cycle."""
+            """True if the window has few enough cells. (``self`` here would make a cycle.)"""
             (_, high), (_, low) = rough.steps(tilt, _NEED, h)
             return min(high, top) - max(low, bottom) <= _MOST_CELLS * h
 
@@ -194,7 +193,7 @@ class TiltedCurve:
         return self._rungs[number]
 
     def _cumulant(self, tilt: float) -> float:
-        """Of the total loss."""
+        """K(t) of the total loss."""
         return math.fsum(part.count * part.cumulant(tilt) for part in self._parts)
 
     def _window(self, tilt: float, base: float) -> tuple[float, float]:
