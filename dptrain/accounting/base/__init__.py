@@ -1,4 +1,4 @@
-"""What every accountant is: its interface, its curves, and how it states a guarantee."""
+"""The base of every accountant: its interface, its curves, and how it states a guarantee."""
 
 from dptrain.accounting.base.accountant import Cost, size_refusal, truncation_refusal
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant, convex_envelope

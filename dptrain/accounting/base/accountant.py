@@ -61,7 +61,7 @@ class Profile:
 
     @property
     def holds_at_once(self) -> bool:
-        """Whether all values are upper bounds, for certain or together with a stated chance.
+        """True if all values are upper bounds, for certain or together with a stated chance.
 
         Then the chords between them in e^ε are upper bounds as well
         (docs/theory/certification.md#thm-confidence-curve).
@@ -202,7 +202,7 @@ class Accountant(ABC):
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""
 
     def obstacle(self, mechanism: MatrixMechanism) -> str | None:
-        """Why it states nothing about the mechanism, or ``None`` if it does state something.
+        """The reason why it states nothing about the mechanism, or ``None`` if it states something.
 
         Apart from ``refusal``: whether N is public, and whether batches are cut.
         """
@@ -222,15 +222,15 @@ class Accountant(ABC):
             )
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Why it answers for a mechanism that it covers only when asked by name, or ``None``."""
+        """The reason why it answers for a covered mechanism only by name, or ``None``."""
         return None
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """How its statement about this mechanism is shown: ``kind``, unless it can say more."""
+        """The kind of its statement about this mechanism: ``kind``, unless it can say more."""
         return self.kind
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """How long one guarantee for a mechanism that it covers takes."""
+        """The time that one guarantee for a mechanism that it covers takes."""
         return Cost.INSTANT
 
     @abstractmethod
@@ -242,7 +242,7 @@ class Accountant(ABC):
         """
 
     def restate(self, mechanism: MatrixMechanism, stated: Guarantee) -> Guarantee:
-        """What it says of the mechanism now, to be compared with what was stated.
+        """Its statement about the mechanism now, to be compared with what was stated.
 
         The least ε at the stated δ, or the least δ at the stated ε where that was what was asked:
         the two agree but for the rounding of searches. An accountant that simulates draws what it
@@ -274,7 +274,7 @@ class Accountant(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Availability:
-    """Whether an accountant answers for a mechanism.
+    """Availability of an accountant for a mechanism: whether it answers, and if not, why.
 
     Attributes:
         accountant: the accountant.
@@ -310,7 +310,7 @@ class Availability:
 
 
 def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None:
-    """Why the mechanism does not fit the adjacency's idea of N, or ``None``.
+    """The reason why the mechanism does not fit the adjacency's idea of N, or ``None``.
 
     Zero-out and replace-one compare data sets of one size N, which is public, and dividing by N·p
     is right. Under add-or-remove N is private, and nothing public may be worked out with it.
@@ -335,7 +335,7 @@ def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None
 
 
 def truncation_refusal(scheme: Scheme) -> str | None:
-    """Why a theorem about every drawn example says nothing about the scheme, or ``None``.
+    """The reason why a theorem on every drawn example says nothing about the scheme, or ``None``.
 
     Where batches are cut, whether one example is kept depends on which others are drawn, and it may
     displace one of them: the coins are no longer independent.
@@ -350,7 +350,7 @@ def truncation_refusal(scheme: Scheme) -> str | None:
 
 
 def varying_noise(mechanism: MatrixMechanism) -> str | None:
-    """Why an accountant that composes equal steps of C = c·I refuses the diagonal, or ``None``."""
+    """The reason why equal steps of C = c·I cannot be composed for the diagonal, or ``None``."""
     norms = mechanism.strategy.column_norms(mechanism.steps)
     if norms.min() < norms.max():
         return "it needs the same noise at every step, the diagonal of the strategy varies"

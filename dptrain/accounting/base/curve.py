@@ -1,7 +1,4 @@
-"""What every accountant without simulation shares: from a privacy curve to guarantees.
-
-And what upper bounds on a privacy profile say together, as the truth is convex in e^ε.
-"""
+"""The base of all accountants without simulation: from a privacy curve to guarantees."""
 
 from __future__ import annotations
 

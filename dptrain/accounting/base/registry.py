@@ -1,4 +1,4 @@
-"""Which accountants are known, and which of them answer by themselves."""
+"""The accountants that are known, and those of them that answer by themselves."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ _PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 def register_when_asked(*places: tuple[str, str]) -> None:
     """Register accountants of dptrain's own once somebody asks for one, in this order.
 
-    Args:
-        places: module and class of each; the class is made without arguments.
+    ``places`` gives module and class of each; the class is made without arguments.
     """
     _AWAITED.extend(places)
 
@@ -168,7 +167,7 @@ def accountant_named(name: str, adjacency: Adjacency | None = None) -> Accountan
 
 
 def availabilities(mechanism: MatrixMechanism, adjacency: Adjacency) -> list[Availability]:
-    """Whether each accountant about the adjacency answers for the mechanism, and if not, why.
+    """Availability for the mechanism of each accountant about the adjacency, with the reasons.
 
     Accountants of other packages than the first that answers do so by name only.
     """
@@ -190,7 +189,7 @@ def _behind(found: Availability, first: str) -> Availability:
 
 
 def answering(found: Sequence[Availability]) -> list[Accountant]:
-    """Those that answer by themselves, of one package: rule 2 of ``register_accountant``."""
+    """Accountants that answer by themselves, of one package: rule 2 of ``register_accountant``."""
     members = [each.accountant for each in found if each.reason is None]
     if refining := [member for member in members if member.refines]:
         return refining[:1]

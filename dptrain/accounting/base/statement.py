@@ -55,12 +55,7 @@ def statement(
     kind: Kind | None = None,
     certificate: dict[str, Any] | None = None,
 ) -> Guarantee:
-    """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit.
-
-    Raises:
-        ValueError: if the number of examples is private to one of the two and public to the other,
-            whatever the accountant thinks of that.
-    """
+    """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit."""
     if reason := size_refusal(accountant.adjacency, mechanism):
         raise ValueError(f"the {accountant.display} accountant states nothing: {reason}")
     return Guarantee(
@@ -84,12 +79,7 @@ def statement(
 def of_units(found: Guarantee, mechanism: MatrixMechanism) -> Guarantee:
     """The statement about the mechanism's units that follows from one about its participants.
 
-    Args:
-        found: an accountant's statement about ``mechanism.participants``, at any σ.
-        mechanism: the mechanism whose units the statement is to be about.
-
-    Raises:
-        ValueError: if the number of examples is private to one of the two and public to the other.
+    ``found`` is an accountant's statement about ``mechanism.participants``, at any σ.
     """
     if mechanism.participants is mechanism:
         return found
@@ -113,18 +103,13 @@ def _notes(scheme: Scheme) -> tuple[str, ...]:
 
 
 def without_noise(mechanism: MatrixMechanism, accountant: Accountant, delta: float) -> Guarantee:
-    """What σ = 0 guarantees: nothing."""
+    """The statement at σ = 0, which guarantees nothing."""
     note = "there is no noise, hence no privacy"
     return statement(mechanism, accountant, epsilon=math.inf, delta=delta, notes=(note,))
 
 
 def checked_grid(epsilon: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """A grid of ε as an array.
-
-    Raises:
-        TypeError: if it is no sequence of numbers.
-        ValueError: if it is empty, not ascending, negative or not finite.
-    """
+    """A grid of ε as an array: not empty, ascending, not negative and finite."""
     try:
         plain = np.atleast_1d(np.asarray(epsilon))
     except (TypeError, ValueError, RuntimeError) as error:  # ragged, or a tensor with gradients

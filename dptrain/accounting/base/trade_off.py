@@ -1,4 +1,4 @@
-"""What an attack can reach: the trade-off curve behind a profile, and the Gaussian one below it."""
+"""The reach of attacks: the trade-off curve behind a profile, and the Gaussian one below it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEAKEST = (Kind.EXACT, Kind.UPPER_BOUND, Kind.VERIFIED, Kind.CONFIDENCE, Kind.ES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TradeOff:
-    """How well any test of all that is released can tell which of two neighboring data sets it was.
+    """Power of any test of all that is released to tell which of two neighboring data sets it was.
 
     A *positive* says that the protected contribution was there. Of a test with false positive rate
     α and false negative rate β every (ε, δ) allows, both orders of the data sets taken together,
@@ -93,7 +93,7 @@ class TradeOff:
     def of(
         cls, guarantee: Guarantee, profile: Profile | None = None, *, floor: float | None = None
     ) -> TradeOff:
-        """What a guarantee says together with a profile of the same mechanism.
+        """The trade-off by a guarantee together with a profile of the same mechanism.
 
         A profile counts where it is proven, each ε for certain (EXACT or UPPER_BOUND). Bounds of a
         simulation may be false one by one, so then the guarantee's own ε and δ are all there is.
@@ -208,7 +208,7 @@ class TradeOff:
 
     @property
     def refusal(self) -> str | None:
-        """Why there is no ``mu``, or ``None``."""
+        """The reason why there is no ``mu``, or ``None``."""
         if len(self.epsilon) == 1:
             return (
                 "it is one (ε, δ) that was shown and not a profile: the rates follow from it, and a"
@@ -244,7 +244,7 @@ class TradeOff:
 
     @property
     def regret(self) -> float | None:
-        """How far the Gaussian curve of ``mu`` lies below the polygon: by both rates, at most.
+        """Largest distance, by both rates, of the Gaussian curve of ``mu`` below the polygon.
 
         The least κ ≥ 0 with f(α + κ) - κ ≤ G_μ(α) for every α. Near 0, μ says nearly all that the
         bounds do. ``None`` where there is no μ.
@@ -261,7 +261,7 @@ class TradeOff:
         return list(zip(asked, self.true_positive_rate(asked).tolist(), strict=True))
 
     def summary(self) -> dict[str, Any]:
-        """What is reported, JSON-ready: rates, their floor, μ and its regret (or why not)."""
+        """The report, JSON-ready: rates, their floor, μ and its regret (or why there is no μ)."""
         return {
             "true_positive_rate_at": {f"{at:g}": value for at, value in self.rates()},
             "advantage": self.advantage,
@@ -344,7 +344,7 @@ def _subject(run: TradeOff) -> str:
 def _lower(
     bounds: dict[float, tuple[float, float]], epsilon: float, remove: float, add: float
 ) -> None:
-    """Another bound in both directions; what vanished in double precision did not vanish."""
+    """Add a bound in both directions; a δ that vanished in double precision stays positive."""
     before = bounds.get(epsilon, (1.0, 1.0))
     found = (min(before[0], remove), min(before[1], add))
     bounds[epsilon] = (max(found[0], SMALLEST_DELTA), max(found[1], SMALLEST_DELTA))
@@ -361,7 +361,7 @@ def _most(rates: Array, epsilon: Array, side: Array, other: Array) -> Array:
 
 
 def _corners(epsilon: Array, delta: Array) -> tuple[Array, Array]:
-    """Where the bounds 1 - β ≤ δ + e^ε α of neighboring ε meet: α, falling, and 1 - β, rounded up.
+    """Corners of the bounds 1 - β ≤ δ + e^ε α of neighboring ε: α, falling, and 1 - β, rounded up.
 
     α may be rounded either way: between two corners the same one bound is taken at both.
     """
