@@ -35,21 +35,20 @@ class ComposedCurve(Curve):
     """Independent copies of one step's pair of laws, composed numerically.
 
     Attributes:
-        symmetric: whether both directions have the same losses.
-        displaced: how often on average an example displaces another in a run.
+        symmetric: True if both directions have the same losses.
     """
 
     symmetric: bool = False
 
     @property
     def displaced(self) -> float:
-        """0: nothing is cut."""
+        """Expected number of times that an example displaces another: 0, as no batch is cut."""
         return 0.0
 
     @property
     @abstractmethod
     def unsampled(self) -> float:
-        """How far all steps together can differ if every coin were published.
+        """Distance by which all steps together can differ if every coin were published.
 
         The coins have the same law in both worlds, so a run is at least as private as the Gaussian
         mechanism of that sensitivity.
@@ -76,7 +75,7 @@ class ComposedCurve(Curve):
         return min(max(found, self.composition(sigma, remove=False).epsilon(delta)), most)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded, and whether truncation costs privacy."""
+        """Remarks on what was rounded, and on whether truncation costs privacy."""
         return (GRID_NOTE, *_far_tail(delta), *_cost_of_truncation(self.displaced, delta))
 
 
@@ -134,12 +133,12 @@ class CasesCurve(ComposedCurve):
 
     @property
     def symmetric(self) -> bool:  # type: ignore[override]
-        """Replacing x by x' is the same as replacing x' by x."""
+        """True if no side is empty: replacing x by x' is the same as replacing x' by x."""
         return not self.adjacency.one_side_empty
 
     @property
     def unsampled(self) -> float:
-        """√n times how far the gradients of a step can be apart, which ``full_pair`` says."""
+        """√n times the largest distance between gradients of a step, which ``full_pair`` says."""
         cases = self.branches
         cut = max(cases.full, cases.either) > 0.0
         match self.adjacency:
@@ -155,7 +154,7 @@ class CasesCurve(ComposedCurve):
 
     @property
     def displaced(self) -> float:
-        """How often on average an example displaces another in a run (an upper bound)."""
+        """Expected number of times that an example displaces another in a run (an upper bound)."""
         cases = self.branches
         return self.steps * (cases.full * cases.kept + cases.either * self.probability)
 
@@ -191,7 +190,7 @@ class AverageCurve(Curve):
 
     @property
     def displaced(self) -> float:
-        """How often on average an example displaces another in a run."""
+        """Expected number of times that an example displaces another in a run."""
         return sum(weight * curve.displaced for weight, curve in self.parts)
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
@@ -235,7 +234,7 @@ class AverageCurve(Curve):
         return _crossing(totals, delta, likely if 0.0 < likely < math.inf else 1.0)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded, and whether truncation costs privacy."""
+        """Remarks on what was rounded, and on whether truncation costs privacy."""
         return (GRID_NOTE, *_cost_of_truncation(self.displaced, delta))
 
 

@@ -31,7 +31,7 @@ class Tosses:
     Attributes:
         trials: number of examples k, whose sensitivities add up.
         probability: p in (0, 1], of each.
-        steps: how many such steps there are.
+        steps: number of such steps.
         published: chance of a coin of the step that is public, is independent of these draws, and
             has them published; or a larger number.
     """
@@ -58,7 +58,7 @@ class BinomialMixtureCurve(Curve):
 
     @property
     def unsampled(self) -> float:
-        """How far all steps together can differ, in units of σ, if every coin were published."""
+        """Distance in σ by which all steps together can differ if every coin were published."""
         squares = math.fsum(each.steps * each.trials**2 for each in self.tosses)
         return math.sqrt(squares) * self.norm / self.spread
 
@@ -115,7 +115,7 @@ class BinomialMixtureCurve(Curve):
         return remove, add
 
     def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger of the two."""
+        """The larger ε of the two directions."""
         return max(self.epsilons(sigma, delta))
 
 

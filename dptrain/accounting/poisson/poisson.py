@@ -51,15 +51,15 @@ class RemarkedCurve(Curve):
     remarks: tuple[str, ...]
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """The curve's."""
+        """δ of the curve."""
         return self.curve.delta(sigma, epsilon)
 
     def epsilon(self, sigma: float, delta: float) -> float:
-        """The curve's."""
+        """ε of the curve."""
         return self.curve.epsilon(sigma, delta)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """The curve's and the remarks."""
+        """Notes of the curve, and the remarks."""
         return (*self.curve.notes(sigma, delta), *self.remarks)
 
 
@@ -118,7 +118,7 @@ class PoissonPLD(DeterministicAccountant):
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, bands beyond the cycle, and equal parts where N is private."""
+        """Refuse other schemes, bands beyond the cycle, and equal parts where N is private."""
         scheme, bands = in_turns(mechanism.scheme), mechanism.strategy.bands
         if scheme is None:
             return (
@@ -148,7 +148,7 @@ class PoissonPLD(DeterministicAccountant):
         return None
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact for one part, nothing to cut and the same noise at every step."""
+        """EXACT for one part, nothing to cut and the same noise at every step."""
         scheme = self._scheme(mechanism)
         exact = scheme.cycle == 1 and varying_noise(mechanism) is None and not _cuts(scheme)
         return Kind.EXACT if exact else Kind.UPPER_BOUND

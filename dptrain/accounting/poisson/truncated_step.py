@@ -89,7 +89,7 @@ class Pair(Protocol):
     """The losses of a pair of laws, in both directions."""
 
     def spread(self, *, remove: bool) -> Spread:
-        """Of the loss of (P, Q) (remove) or (Q, P) (add)."""
+        """The spread of the loss of (P, Q) (remove) or (Q, P) (add)."""
 
     def discretized(self, *, spacing: float, remove: bool) -> LossDistribution:
         """The losses, rounded up."""
@@ -103,7 +103,7 @@ class SubsampledPair:
     sigma: float
 
     def spread(self, *, remove: bool) -> Spread:
-        """Of the subsampled Gaussian's loss."""
+        """The spread of the subsampled Gaussian's loss."""
         return spread(probability=self.probability, sigma=self.sigma, remove=remove)
 
     def discretized(self, *, spacing: float, remove: bool) -> LossDistribution:
