@@ -103,7 +103,7 @@ def program_size(bandwidth: int, bins: int, largest: int) -> int:
 
 
 def fits_doubles(a: Array, largest: int) -> bool:
-    """Whether no term of the sum for orders up to ``largest`` leaves the range of doubles.
+    """True if no term of the sum for orders up to ``largest`` leaves the range of doubles.
 
     The exponents are at most rᵀ a r / 2 ≤ A² max(a) / 2.
     """

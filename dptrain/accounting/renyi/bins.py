@@ -56,7 +56,7 @@ def _largest_order(cost: Callable[[int], int], budget: int, most: int) -> int:
 
 
 def affordable_exactly(gram: Array, order: int) -> bool:
-    """Whether some effort computes R_α of this order at the true bandwidth."""
+    """True if some effort computes R_α of this order at the true bandwidth."""
     bins, true = gram.shape[0], cyclic_bandwidth(gram)
     if true == 1:
         return order <= DIAGONAL_ORDERS[-1]

@@ -48,7 +48,7 @@ def largest_divergence(epsilon: float, *, order: float, delta: float) -> float:
 
 
 def _offset(order: float, delta: float) -> float:
-    """What the conversion adds to the divergence."""
+    """The term that the conversion adds to the divergence."""
     checks.number("order", order, above=1, remedy="a Rényi order, e.g. 16")
     checks.number("delta", delta, above=0, below=1)
     return (float(conversion_term(order)) - math.log(delta)) / (order - 1.0)

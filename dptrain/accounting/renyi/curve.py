@@ -35,7 +35,7 @@ class RenyiCurve(Curve):
 
     @property
     def add_bound(self) -> str:
-        """What bounds the add direction."""
+        """The bound on the add direction, in words."""
         return "the Gaussian bound"
 
     @abstractmethod
@@ -66,7 +66,7 @@ class RenyiCurve(Curve):
 
     @abstractmethod
     def describe(self, orders: RenyiOrders, best: int) -> str:
-        """How the divergence of order ``best`` came about."""
+        """The origin of the divergence of order ``best``, in words."""
 
     def remove(self, sigma: float, epsilon: Array) -> Array:
         """δ(ε) of (P, Q), rounded up."""

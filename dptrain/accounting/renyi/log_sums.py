@@ -60,7 +60,7 @@ def independent_log_sums(diagonal: Array, largest: int) -> Array:
 
 
 def enumeration_size(bins: int, largest: int) -> int:
-    """How many count vectors ``enumerated_log_sums`` visits."""
+    """Number of count vectors that ``enumerated_log_sums`` visits."""
     return math.comb(largest + bins, bins)
 
 
