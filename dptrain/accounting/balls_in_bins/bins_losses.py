@@ -179,7 +179,7 @@ class BallsInBinsLosses(Simulation):
         return products.numpy()
 
     def _losses_at(self, sigma: float, directions: Sequence[Direction]) -> Evaluate:
-        """What turns (products, chosen components) into losses (direction, sample) at one σ."""
+        """A function from (products, chosen components) to losses (direction, sample) at one σ."""
         ratio, inverse = self.sensitivity / sigma, 1.0 / sigma
         half = self.gram.diagonal() / 2.0
         reach = ratio * LARGEST_NORMAL * math.sqrt(self.bins) + 1.5 * ratio * ratio

@@ -87,7 +87,7 @@ _KEPT = 6
 
 
 def _power(delta: float) -> int:
-    """Of the greatest δ_E = 2^-k ≤ δ/2."""
+    """The exponent k of the greatest δ_E = 2^-k ≤ δ/2."""
     return min(max(1, math.ceil(-math.log2(delta / 2.0))), _DEEPEST)
 
 
@@ -148,7 +148,7 @@ class ConditionalCompositionCurve(Curve):
         return compose_steps(self._means, log_odds, sigma=sigma, remove=remove)
 
     def _failure(self, power: int) -> float:
-        """δ_E; nothing if no hazard needs a bound."""
+        """δ_E, or 0 if no hazard needs a bound."""
         return 2.0**-power if self._events else 0.0
 
     def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
@@ -198,7 +198,7 @@ class ConditionalCompositionCurve(Curve):
         return np.minimum.accumulate(np.minimum(np.min(totals, axis=0), 1.0))
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """How δ was split."""
+        """A remark on how δ was split."""
         return (
             f"2^-{_power(delta)} of δ is the union bound over {self._events} posterior hazards; "
             "privacy losses were rounded pessimistically to a grid (connect the dots), normal "
@@ -225,17 +225,17 @@ class ConditionalComposition(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, and tables that do not fit the memory."""
+        """Refuse other schemes, and tables that do not fit the memory."""
         return periodic_refusal(mechanism)
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Not asked by itself where it takes long: it is the better bound only with much noise."""
+        """Answer by name only where it takes long: it is the better bound only with much noise."""
         if self._work(mechanism) <= _AUTOMATIC:
             return None
         return f"it takes {self.cost(mechanism).value} here; ask for it by name"
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """By the steps, and by the bins that are above the least in one."""
+        """Estimate by the steps, and by the bins that are above the least in one."""
         work = self._work(mechanism)
         if work <= _SECONDS:
             return Cost.SECONDS

@@ -49,7 +49,7 @@ class _BallsInBinsLaw(SimulatedLaw):
         return self._tilted.at(sigma).both
 
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
-        """Dear members are asked only where they better the others (``BestOf.calibrate``)."""
+        """Ask dear members only where they better the others (``BestOf.calibrate``)."""
         found = self._proven.calibrate(self._mechanism, epsilon=epsilon, delta=delta)
         return found.noise_multiplier
 
@@ -73,7 +73,7 @@ class BallsInBinsImportance(SimulatedAccountant):
     ample = 400_000  # a few microseconds each
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, and tables and factors that do not fit the memory."""
+        """Refuse other schemes, and tables and factors that do not fit the memory."""
         if reason := periodic_refusal(mechanism):
             return reason
         if (bins := mechanism.scheme.min_sep) > MOST_BINS:
@@ -84,7 +84,7 @@ class BallsInBinsImportance(SimulatedAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only where the loss is known without samples."""
+        """Answer by name only where the loss is known without samples."""
         if AllocationPLD().refusal(mechanism) is None:
             return "the noise is independent, where 'allocation-pld' needs no samples"
         return None
@@ -94,5 +94,5 @@ class BallsInBinsImportance(SimulatedAccountant):
         return Cost.MINUTES
 
     def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
-        """Those of the deterministic accountants."""
+        """The law whose bounds are those of the deterministic accountants."""
         return _BallsInBinsLaw(mechanism)

@@ -35,7 +35,7 @@ class Multisets(NamedTuple):
     Attributes:
         bins: shape (multisets, α), ascending in each row.
         overlap: Σ_{k<l} <m_{i_k}, m_{i_l}>.
-        log_count: logarithm of how many tuples have this multiset.
+        log_count: logarithm of the number of tuples with this multiset.
     """
 
     bins: npt.NDArray[np.int32]
@@ -44,7 +44,7 @@ class Multisets(NamedTuple):
 
 
 def larger_multisets(smaller: Multisets, gram: Array) -> Multisets:
-    """Those of one bin more, each from the multiset without its last bin."""
+    """The multisets of one bin more, each from the multiset without its last bin."""
     count, order = smaller.bins.shape
     bins = gram.shape[0]
     last = smaller.bins[:, -1]

@@ -36,7 +36,7 @@ from dptrain.core import Array, checks
 
 
 class Pairs:
-    """Where (1-w)·e^{jh} + w·e^{(j+d)h} falls on a grid of spacing h/refine, for d ≥ 0.
+    """Places of (1-w)·e^{jh} + w·e^{(j+d)h}, d ≥ 0, on a grid of spacing h/refine.
 
     The value is e^{jh}·v_d with v_d free of j: a shift of log v_d on the grid. It is split between
     two grid points around it such that the mean is kept. Beyond a certain d the smaller variable
@@ -49,7 +49,7 @@ class Pairs:
     """
 
     def __init__(self, weight: float, spacing: float, refine: int, size: int) -> None:
-        """For the weight w of the larger variable, and grids of ``size`` points."""
+        """Tabulate for the weight w of the larger variable, and grids of ``size`` points."""
         self._weight, self._spacing, self._refine = weight, spacing, refine
         fine, log_weight = spacing / refine, math.log(weight)
         # Points around w·e^{jh}, the upper one at least half a cell away.
@@ -148,7 +148,7 @@ class LogMean:
         lowest: index of the first grid point; point i is the value e^{h (lowest + i)}.
         mass: mass of every grid point.
         zero: mass at 0.
-        infinity: what E[A] has beyond the grid.
+        infinity: the part of E[A] beyond the grid.
     """
 
     spacing: float
@@ -176,7 +176,7 @@ class LogMean:
         return LogMean(self.spacing / times, self.lowest * times, mass, self.zero, self.infinity)
 
     def trimmed(self) -> LogMean:
-        """Without the ends of the grid that hold next to nothing, their mass and mean charged."""
+        """The law without ends of the grid that hold next to nothing; mass and mean are charged."""
         weighted = self.mass * np.exp(self.logs)
         above = np.cumsum(weighted[::-1])
         cut = self.mass.size - int(np.searchsorted(above, _TAIL, side="right"))
@@ -225,11 +225,7 @@ def lognormal(ratio: float, spacing: float) -> LogMean:
 def mixed(first: LogMean, second: LogMean, weight: float, refine: int = 1) -> LogMean:
     """The law of wA + (1-w)B for independent A and B on the same grid, spread onto a grid.
 
-    Args:
-        first: the law of A.
-        second: the law of B.
-        weight: w in (0, 1).
-        refine: the new spacing is the old one over this integer.
+    ``weight`` is w in (0, 1); the new spacing is the old one over the integer ``refine``.
     """
     h = first.spacing
     checks.invariant(second.spacing == h, "two laws on grids of different spacings were mixed")
@@ -281,7 +277,7 @@ class _Ladder:
         self._first = math.log(2.0) / math.ceil(math.log(2.0) / self._target)
 
     def spacing(self, count: float) -> float:
-        """For the mean of so many variables."""
+        """The spacing for the mean of so many variables."""
         wanted = self._first * math.sqrt(count) / self._target
         return self._first / 2.0 ** max(round(math.log2(wanted)), 0)
 

@@ -44,7 +44,7 @@ class AllocationCurve(Curve):
     )
 
     def covers(self, sigma: float) -> bool:
-        """Whether the noise is enough for doubles to hold the law of the loss."""
+        """True if the noise is enough for doubles to hold the law of the loss."""
         return max(groups[-1][0] for groups, _ in self.blocks) / sigma <= LARGEST_RATIO
 
     def laws(self, sigma: float) -> list[LogMean]:
@@ -63,7 +63,7 @@ class AllocationCurve(Curve):
 
     @property
     def copies(self) -> int:
-        """How many copies of pairs there are in all."""
+        """Number of copies of pairs in all."""
         return sum(copies for _, copies in self.blocks)
 
     def _plain(self, sigma: float) -> float:
@@ -156,7 +156,7 @@ class AllocationPLD(DeterministicAccountant):
     kind = Kind.EXACT
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, correlated noise, and noise that varies too much."""
+        """Refuse other schemes, correlated noise, and noise that varies too much."""
         scheme = mechanism.scheme
         if isinstance(scheme, RandomAllocation):
             return picks_refusal(mechanism)

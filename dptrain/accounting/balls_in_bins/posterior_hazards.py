@@ -1,4 +1,4 @@
-"""How certain earlier steps can make an observer of the bin: bounds on posterior hazards."""
+"""Bounds on posterior hazards: how certain earlier steps can make an observer of the bin."""
 
 from __future__ import annotations
 

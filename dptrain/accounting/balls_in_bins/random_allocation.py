@@ -51,7 +51,7 @@ class RandomAllocationCurve(RenyiCurve):
 
     @property
     def add_bound(self) -> str:
-        """Both bounds."""
+        """Both bounds on the add direction, in words."""
         return GAUSSIAN_OR_DIVERGENCES
 
     def _computed(self, sigma: float, largest: int) -> RenyiOrders:
@@ -101,7 +101,7 @@ class RandomAllocationCurve(RenyiCurve):
         return math.sqrt(self.epochs) * self.norm
 
     def describe(self, orders: RenyiOrders, best: int) -> str:
-        """That it is the divergence itself."""
+        """A remark that it is the divergence itself."""
         return f"(exact, times {self.epochs} epochs)"
 
 
@@ -120,7 +120,7 @@ class RandomAllocationRenyi(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, k > 1, correlated noise, and noise that varies by the step."""
+        """Refuse other schemes, k > 1, correlated noise, and noise that varies by the step."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if not isinstance(scheme, RandomAllocation):
             return "it needs RandomAllocation"

@@ -81,7 +81,7 @@ class BallsInBinsCurve(RenyiCurve):
 
     @property
     def add_bound(self) -> str:
-        """Both bounds where both hold."""
+        """The bounds that hold, in words: both where both do."""
         return GAUSSIAN_OR_DIVERGENCES if self._bandwidth == 1 else super().add_bound
 
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
@@ -108,7 +108,7 @@ class BallsInBinsCurve(RenyiCurve):
 
 
 def is_periodic(scheme: Scheme) -> bool:
-    """Whether an example picks one of b steps and takes part at every b-th from there on."""
+    """True if an example picks one of b steps and takes part at every b-th from there on."""
     return isinstance(scheme, BallsInBins) or (
         isinstance(scheme, MinSep)
         and scheme.probability == 1.0
@@ -146,11 +146,11 @@ class BallsInBinsRenyi(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, and tables of means beyond two gigabytes."""
+        """Refuse other schemes, and tables of means beyond two gigabytes."""
         return periodic_refusal(mechanism)
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Wide bands that are not yet dense take half a minute for each σ."""
+        """Half a minute for each σ where bands are wide and not yet dense."""
         bands, bins = mechanism.strategy.bands, mechanism.scheme.min_sep
         if bands == 1:
             return Cost.INSTANT
