@@ -24,13 +24,13 @@ _ROW_RATIO = 0.01
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MatrixRows:
-    """MatrixRows (or blocks of rows) of |C|, equal ones once.
+    """Rows (or blocks of rows) of |C|, equal ones once.
 
     Attributes:
         entries: of all rows, one row after the other, positive sizes only.
         starts: where each row begins, and the end: shape (K + 1,).
-        counts: how many rows of C each stands for, or dominates: shape (K,).
-        pairs: how many events all rows of C need together.
+        counts: number of rows of C that each stands for, or dominates: shape (K,).
+        pairs: number of events that all rows of C need together.
     """
 
     entries: Entries

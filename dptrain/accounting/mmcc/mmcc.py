@@ -126,7 +126,7 @@ class MMCCCurve(Curve):
         return equal_split(rest, epsilon.size)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded, and how δ was split."""
+        """Remarks on what was rounded, and on how δ was split."""
         events = sum(self._needs_events(rows) for rows in self.parts)
         split = "half of δ is spent on events that bound what past releases tell" if events else ""
         rounded = (
@@ -195,7 +195,7 @@ class MMCC(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses schemes without a coin of its own for every step, and matrices too large."""
+        """Refuse schemes without a coin of its own for every step, and matrices too large."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if reason := truncation_refusal(scheme):
             return reason
@@ -210,7 +210,7 @@ class MMCC(DeterministicAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Where exact or equal accountants are faster: C = c·I, and bands within the cycle."""
+        """By name only where exact or equal ones are faster: C = c·I, bands within the cycle."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if isinstance(scheme, CyclicPoisson):
             if strategy.bands <= scheme.cycle:
@@ -220,7 +220,7 @@ class MMCC(DeterministicAccountant):
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """By the number of entries of C that it has to add up."""
+        """Estimate by the number of entries of C that it has to add up."""
         scheme = mechanism.scheme
         entries = work_entries(mechanism.strategy, steps=scheme.steps, cycle=scheme.min_sep)
         if entries < 1 << 12:
@@ -228,7 +228,7 @@ class MMCC(DeterministicAccountant):
         return Cost.SECONDS if entries < 1 << 19 else Cost.MINUTES
 
     def curve(self, mechanism: MatrixMechanism) -> MMCCCurve:
-        """What of the mechanism σ cannot change."""
+        """The parts of the mechanism that σ cannot change."""
         scheme = mechanism.scheme
         if not (isinstance(scheme, CyclicPoisson) or tosses_coins(scheme)):
             raise ValueError(f"{self.name}: {self.refusal(mechanism)}")

@@ -1,4 +1,4 @@
-"""How surely a run's past can give away a participation: the p̃ of matrix mechanisms."""
+"""Bounds on how surely a run's past shows a participation: the p̃ of matrix mechanisms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Entries:
 
     @property
     def pairs(self) -> int:
-        """How many of the entries need an event: those with something before them."""
+        """Number of entries that need an event: those with something before them."""
         return int(np.count_nonzero(self.square > 0.0))
 
 
