@@ -24,7 +24,7 @@ UNIT = 2.0**-53
 
 
 def available() -> bool:
-    """Whether numba can be imported (optional extra ``fast``)."""
+    """True if numba can be imported (optional extra ``fast``)."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -34,7 +34,7 @@ def table_bytes(law: MinSepLaw) -> int:
 
 
 def refusal(law: MinSepLaw, *, instead: str = "numpy") -> str | None:
-    """Why the compiled engine cannot draw from a law here, with a remedy, or ``None``."""
+    """Reason why the compiled engine cannot draw from a law here, with a remedy, or ``None``."""
     if not available():
         return f"numba is not installed; install dptrain[fast], or use engine={instead!r}"
     if table_bytes(law) > CHUNK_BYTES or law.steps >= 1 << 31:
@@ -121,7 +121,7 @@ def kernel_arguments(
     *,
     copies: int = 1,
 ) -> tuple[Any, ...]:
-    """What ``engine_kernel.log_ratios`` needs between the participations and the result."""
+    """Arguments of ``engine_kernel.log_ratios`` between the participations and the result."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
     c, bands = law.coefficients, law.bands
@@ -147,7 +147,7 @@ def generators(rng: np.random.Generator, blocks: int, lanes: int) -> npt.NDArray
 
 
 def held_rows(unit: Array) -> Array:
-    """What ``engine_kernel.log_ratios`` needs to draw normals z with a given <unit, z> = g.
+    """Argument of ``engine_kernel.log_ratios`` for drawing normals z with a given <unit, z> = g.
 
     Rows are drawn from the last to the first. With R what the rows up to i still have to give and
     S_i = Σ_{j≤i} unit_j², z_i has the conditional law N(unit_i R/S_i, S_{i-1}/S_i), and leaves

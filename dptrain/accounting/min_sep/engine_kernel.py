@@ -412,8 +412,7 @@ def _choices(  # type: ignore[no-untyped-def]
     # fmt: on
     """Write the weights of 0, 1, … participations at t, relative to the scale of t + 1.
 
-    Returns:
-        the number of free copies.
+    Returns the number of free copies.
     """
     order = waits.size
     free, overlap = 0, 0.0

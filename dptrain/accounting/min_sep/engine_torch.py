@@ -38,11 +38,7 @@ def lanes(law: MinSepLaw, copies: int = 1) -> int:
 
 
 def check_device(device: str | torch.device) -> None:
-    """Raise where draws are to be made on a GPU and torch finds none.
-
-    Raises:
-        ValueError: in that case.
-    """
+    """Raise where draws are to be made on a GPU and torch finds none."""
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError("engine='cuda': torch finds no CUDA device; use engine='auto'")
 
@@ -302,7 +298,7 @@ def sample(
     *,
     device: str | torch.device = "cuda",
 ) -> Array:
-    """Losses, shape (len(directions), len(sigmas), size), as ``min_sep_compiled.sample`` has them.
+    """Losses, shape (len(directions), len(sigmas), size), as ``engine_compiled.sample`` has them.
 
     The draws of a seed are those of torch's generator on that kind of device.
     """

@@ -32,7 +32,7 @@ class WholeBatches(SimulatedLaw):
 
     Args:
         whole: the moments of whole batches.
-        asked: what draws.
+        asked: the engine that draws.
         of: the curve that rests on such moments; by default they themselves.
     """
 
@@ -49,34 +49,34 @@ class WholeBatches(SimulatedLaw):
 
     @property
     def curve(self) -> Curve:
-        """By all affordable orders."""
+        """The curve of all affordable orders."""
         return self._curve
 
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
-        """By the orders that take a second at most: samples start from there."""
+        """The least σ by the orders that take a second at most: samples start from there."""
         return least_shown(self._quick, epsilon, delta, progress=progress)
 
     def better_sigma(
         self, sigma: float, epsilon: float, delta: float, *, progress: bool
     ) -> float | None:
-        """By all affordable orders."""
+        """A better σ by all affordable orders."""
         if self._quick is self._curve or self._curve.epsilon(sigma, delta) > epsilon:
             return None
         return least_shown(self._curve, epsilon, delta, progress=progress, start=sigma)
 
     @property
     def losses(self) -> Simulation:
-        """Those of whole batches."""
+        """The losses of whole batches."""
         return MinSepLosses(self.whole.law, "cuda" if self._asked == "cuda" else "auto")
 
     def to_dict(self) -> dict[str, Any]:
-        """The law of whole batches, and what draws."""
+        """The law of whole batches, and the engine that draws."""
         law = self.whole.law
         # A seed means other draws in another one.
         return {**law.to_dict(), "engine": engine(law, self._asked)}
 
     def terms(self, sigma: float) -> TermsAtEpsilon:
-        """Those of whole batches."""
+        """The terms of whole batches."""
         return self.at(sigma).both
 
     def at(self, sigma: float) -> TiltedMinSep:
@@ -122,7 +122,7 @@ class MinSepImportance(SimulatedAccountant):
         return min_sep_refusal(mechanism)
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only where the noise is independent and the loss is known without samples."""
+        """Answer by name only where noise is independent and the loss is known without samples."""
         scheme = mechanism.scheme
         # Without separation it is Poisson sampling, with p = 1 from a random start balls in bins.
         own = (

@@ -68,15 +68,7 @@ class TiltedMinSep:
     are off in total variation is added to every term. On a GPU noise and losses are torch's, within
     the same bound; patterns are drawn as before.
 
-    Args:
-        curve: the law's moments.
-        sigma: σ > 0.
-        asked: ``"cuda"`` draws on a GPU.
-        device: what ``"cuda"`` means; the CPU stands in for a GPU in tests.
-
-    Raises:
-        ValueError: with ``"cuda"``, when something is drawn, where torch finds no GPU or numba,
-            which draws the patterns, is not installed.
+    ``asked="cuda"`` draws on a GPU; in tests ``device`` is the CPU, which stands in for one.
     """
 
     def __init__(
@@ -115,7 +107,7 @@ class TiltedMinSep:
         return order == 2 or messages <= _MOST_MESSAGES
 
     def _settles(self, order: int) -> bool:
-        """Whether an order is drawn by settled messages alone."""
+        """True if an order is drawn by settled messages alone."""
         return (
             self._engine != "numpy"
             and order in ORDERS

@@ -27,10 +27,7 @@ class Recursion(ABC):
     2602.09338; rows are counted from 0). Rows are consumed from i = n-1 down to 0; only f_i, …,
     f_{i+b-1} are kept, row i at position i mod b.
 
-    Args:
-        probability: p in (0, 1].
-        min_sep: b ≥ 1.
-        lanes: number of samples advanced together.
+    ``lanes`` samples are advanced together.
     """
 
     def __init__(self, *, probability: float, min_sep: int, lanes: int) -> None:

@@ -28,7 +28,6 @@ class MinSepRenyiCurve(RenyiCurve):
     Both: the Gaussian mechanism without amplification, and the chance of taking part at all.
 
     Attributes:
-        law: the sampling law.
         most_work: values of the moments' program that an order may take; by default its limit.
     """
 
@@ -112,13 +111,13 @@ class MinSepRenyiCurve(RenyiCurve):
         return self.law.sensitivity
 
     def describe(self, orders: RenyiOrders, best: int) -> str:
-        """That it is the divergence itself, or what bounds it."""
+        """A remark that it is the divergence itself, or on what bounds it."""
         bound = bounded_by(self.law, best)
         return "(exact)" if bound is None else f"(by {bound})"
 
 
 def orders_refusal(law: MinSepLaw) -> str | None:
-    """Why not even order 2 is affordable at any σ, and what to do; ``None`` if it is."""
+    """The reason why not even order 2 is affordable at any σ, and what to do; ``None`` if it is."""
     found = affordable(law, math.inf)
     if found.largest < 2:
         return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
@@ -142,11 +141,11 @@ class MinSepRenyi(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """As the Monte Carlo accountant; and separations too large even for order 2."""
+        """Refuse as the Monte Carlo accountant does; and separations too large even for order 2."""
         return min_sep_refusal(mechanism) or orders_refusal(min_sep_law(mechanism))
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Simulation is tighter."""
+        """Answer by name only, as simulation is tighter."""
         return "the simulated bound is tighter; ask for it by name where nothing may be simulated"
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

@@ -54,10 +54,7 @@ class Replicas:
     (docs/theory/min-sep.md#thm-min-sep-moments;
     ``test_moment_equals_the_sum_over_all_tuples_of_patterns``).
 
-    Args:
-        law: the sampling law.
-        sigma: σ > 0.
-        order: α ≥ 2, an integer.
+    ``order`` is α ≥ 2, an integer.
     """
 
     def __init__(self, law: MinSepLaw, sigma: float, order: int) -> None:
@@ -139,7 +136,7 @@ class Replicas:
         return weights
 
     def _homogeneous(self, t: int) -> bool:
-        """Whether the weights of step t are those of every step away from both ends."""
+        """True if the weights of step t are those of every step away from both ends."""
         return self._law.bands - 1 <= t <= self._law.steps - self._law.bands
 
     def _backward(self) -> tuple[dict[int, Array], Array | None, float]:

@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def available() -> bool:
-    """Whether numba can be imported (optional extra ``fast``)."""
+    """True if numba can be imported (optional extra ``fast``)."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -122,13 +122,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StepWeights:
-    """Weights of the choices of one step, at one σ.
-
-    Args:
-        states: the tables.
-        probability: p.
-        compiled: whether to use numba.
-    """
+    """Weights of the choices of one step, at one σ."""
 
     def __init__(self, states: States, probability: float, *, compiled: bool) -> None:
         self._states, self._p, self._compiled = states, probability, compiled

@@ -21,7 +21,7 @@ _UNIT = 2.0**-53
 
 
 def covers(law: MinSepLaw, order: int) -> bool:
-    """Whether a law is periodic, with so few bands that no three bins meet around the ring."""
+    """True if a law is periodic, with so few bands that no three bins meet around the ring."""
     width = 3 * law.bands - 2
     return (
         law.probability == 1.0

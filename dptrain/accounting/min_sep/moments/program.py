@@ -40,7 +40,7 @@ def _periodic(law: MinSepLaw, order: int) -> bool:
 
 
 def settles(law: MinSepLaw, order: int) -> bool:
-    """Whether an order is bounded by settled messages alone: too large a program, or too long."""
+    """True if an order is bounded by settled messages alone: too large a program, or too long."""
     if not settled.covers(law, order) or settled.bytes_needed(law, order) > MOST_BYTES:
         return False
     work = least_work(law, order)
@@ -49,14 +49,14 @@ def settles(law: MinSepLaw, order: int) -> bool:
 
 
 def bounded_by(law: MinSepLaw, order: int) -> str | None:
-    """What makes ``log_moment`` exceed the moment, in words; ``None`` if only rounding does."""
+    """The reason why ``log_moment`` exceeds the moment; ``None`` if only rounding does that."""
     if _periodic(law, order):
         return None if order == periodic.EXACT else "pairs and triples of bins"
     return "settled messages" if settles(law, order) else None
 
 
 class Affordable(NamedTuple):
-    """What limits the orders of a law at one σ.
+    """Limit on the orders of a law at one σ.
 
     Attributes:
         largest: the largest order that can be computed, 1 if there is none.

@@ -22,7 +22,7 @@ _UNIT = 2.0**-53
 
 
 def covers(law: MinSepLaw, order: int) -> bool:
-    """Whether there are settled messages of a law: many periods, p < 1, and compiled code."""
+    """True if there are settled messages of a law: many periods, p < 1, and compiled code."""
     many = law.steps >= _LEAST_PERIODS * law.min_sep
     return order in ORDERS and many and law.probability < 1.0 and available()
 
@@ -67,7 +67,7 @@ class Settled:
     Attributes:
         messages: h, shape (states,), largest wait last; 1 where all copies are free.
         growth: of a step without a free copy.
-        uneven: how far Th/h and ``growth`` are apart, relatively.
+        uneven: relative distance of Th/h and ``growth``.
         log_start: log E[h(start)].
         log_least: log of a lower bound of h, states without a free copy included.
         log_most: log of an upper bound, likewise.

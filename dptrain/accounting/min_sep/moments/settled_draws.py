@@ -23,11 +23,7 @@ class SettledPatterns(TiltedPatterns):
     (docs/theory/min-sep.md#thm-min-sep-settled-draws;
     ``test_settled_draws_times_weights_have_the_tilted_law``).
 
-    Args:
-        law: the sampling law, which ``settled.covers``.
-        sigma: σ > 0.
-        order: α.
-        known: the settled messages, if they are known.
+    ``settled.covers`` the law; ``known`` are the settled messages, if they are known.
     """
 
     def __init__(
@@ -80,7 +76,7 @@ class SettledPatterns(TiltedPatterns):
     def _times(
         self, first: npt.NDArray[np.int64], events: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Those of the longer run, as far as this one goes."""
+        """Times of the longer run, as far as this one goes."""
         times, counts = self._drawn_times(first, events, self._end)
         seen = np.arange(times.shape[0])[:, None] < counts
         return times, np.asarray((seen & (times < self.law.steps)).sum(axis=0))
@@ -91,7 +87,7 @@ class SettledPatterns(TiltedPatterns):
         times: npt.NDArray[np.int32],
         counts: npt.NDArray[np.int64],
     ) -> Array:
-        """What the run's ends take from the settled weight, relative to the largest."""
+        """Log of what the run's ends take from the settled weight, relative to the largest."""
         from dptrain.accounting.min_sep.moments import settled_kernel
 
         law, found = self.law, np.empty(counts.size)

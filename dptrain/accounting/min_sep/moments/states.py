@@ -59,7 +59,7 @@ def _ranks(vectors: Ages, min_sep: int) -> Ints:
 
 @dataclasses.dataclass(frozen=True)
 class States:
-    """Where the messages of a step come from and go to.
+    """Tables of where the messages of a step come from and go to.
 
     If every free copy takes part, nothing is free until the oldest copy is, s steps later: the
     value is that of block s of that later level, in which each state occurs once. So row k of the
@@ -72,7 +72,7 @@ class States:
         ages: ages of its other copies, free ones b-1, shape (states, α-1).
         rest: number of the state after nobody took part.
         some_row: rows of further choices, of 1..free-1 copies that take part, where there are any.
-        some_taking: how many do.
+        some_taking: number of copies that do.
         some_next: number of the state that this leads to.
         orderings: α!/Π(multiplicities) of the state of *number* k.
         free_of: free copies of the state of number k.
@@ -130,7 +130,7 @@ class States:
 
 
 def _orderings(vectors: Ages, last: int, order: int) -> Array:
-    """In how many ways the copies can have these ages and one more of them is free."""
+    """Number of ways in which the copies can have these ages, one more of them being free."""
     run = np.ones(len(vectors))
     divisor = np.ones(len(vectors))
     for column in range(1, vectors.shape[1]):

@@ -28,7 +28,7 @@ Asked = Literal["auto", "cuda"]
 
 
 def engine(law: MinSepLaw, asked: Asked = "auto") -> Literal["numba", "numpy", "cuda"]:
-    """What draws: compiled code, where it can be and where there are enough steps; or a GPU."""
+    """The engine: compiled code, where it can be and where there are enough steps; or a GPU."""
     if asked == "cuda":
         return "cuda"
     many = law.steps >= LEAST_COMPILED_STEPS
@@ -36,12 +36,12 @@ def engine(law: MinSepLaw, asked: Asked = "auto") -> Literal["numba", "numpy", "
 
 
 def states(law: MinSepLaw, order: int) -> int:
-    """How many states have a free copy: multisets of α-1 waits."""
+    """Number of states with a free copy: multisets of α-1 waits."""
     return math.comb(law.min_sep + order - 2, order - 1)
 
 
 def fits(law: MinSepLaw, order: int) -> bool:
-    """Whether the messages fit into memory even if they never settle."""
+    """True if the messages fit into memory even if they never settle."""
     return 8 * states(law, order) * (law.steps + 1) <= LEVEL_BYTES
 
 
@@ -54,13 +54,7 @@ class TiltedPatterns:
     ``test_compiled_draws_have_the_tilted_law``). The messages of the backward program are kept for
     every step at which they have not settled.
 
-    Args:
-        law: the sampling law.
-        sigma: σ > 0.
-        order: α, one of ORDERS.
-
-    Raises:
-        MemoryError: if the messages to be kept exceed LEVEL_BYTES.
+    ``order`` is α, one of ORDERS. Messages to be kept may take LEVEL_BYTES at most.
     """
 
     def __init__(self, law: MinSepLaw, sigma: float, order: int) -> None:
@@ -318,7 +312,7 @@ def _sorted_waits(min_sep: int, order: int) -> npt.NDArray[np.int64]:
 
 
 def _orderings(waits: npt.NDArray[np.int64]) -> Array:
-    """α!/Π(multiplicities): in how many ways the copies can have these waits, ascending rows."""
+    """α!/Π(multiplicities): number of ways to have these waits, ascending rows."""
     run, divisor = np.ones(len(waits)), np.ones(len(waits))
     for column in range(1, waits.shape[1]):
         run = np.where(waits[:, column] == waits[:, column - 1], run + 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""How often truncated b-min-sep sampling finds a batch full, and what that costs at most."""
+"""Frequency of full batches in truncated b-min-sep sampling, and their cost at most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNDERFLOW = 1e-290
 
 @dataclasses.dataclass(frozen=True)
 class FullBatches:
-    """What may happen at *full* steps: those at which B or more other examples are drawn.
+    """Bounds on what happens at *full* steps: those at which B or more other examples are drawn.
 
     At all other steps an example that is drawn comes on top of the others, as without a cap. The
     numbers r_t of others drawn are public and independent of the example's own draws, so every
@@ -42,7 +42,7 @@ class FullBatches:
 
     @classmethod
     def of(cls, scheme: MinSep) -> FullBatches:
-        """Of a scheme with a largest batch; 0 where it holds all N examples.
+        """The bounds of a scheme with a largest batch; 0 where it holds all N examples.
 
         Raises:
             ValueError: if the scheme cuts no batch.
@@ -71,7 +71,7 @@ class FullBatches:
     def loss_of_removing(
         self, law: MinSepLaw, log_second_moment: float, epsilon: Array, unamplified: Array
     ) -> Array:
-        """What δ(ε) of (P, Q) exceeds that of whole batches by, at most, rounded up.
+        """Upper bound on δ(ε) of (P, Q) minus that of whole batches, rounded up.
 
         Args:
             law: of one example's draws.

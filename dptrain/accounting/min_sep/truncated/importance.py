@@ -26,19 +26,14 @@ from dptrain.strategies.toeplitz import BandedToeplitz
 
 
 class RarelyCut(WholeBatches):
-    """The terms of whole batches, each larger by what cutting them costs at most.
-
-    Args:
-        scheme: the sampling, with a largest batch.
-        curve: the deterministic bounds.
-    """
+    """The terms of whole batches, each larger by what cutting them costs at most."""
 
     def __init__(self, scheme: MinSep, curve: TruncatedMinSepCurve) -> None:
         super().__init__(curve.whole, of=lambda whole: dataclasses.replace(curve, whole=whole))
         self._scheme, self._cut = scheme, curve
 
     def to_dict(self) -> dict[str, Any]:
-        """Those of whole batches, and the cap."""
+        """The law of whole batches, and the cap."""
         return {
             **super().to_dict(),
             "dataset_size": self._scheme.dataset_size,
@@ -47,11 +42,11 @@ class RarelyCut(WholeBatches):
 
     @property
     def most_samples(self) -> int:
-        """What takes minutes."""
+        """Number of samples that takes minutes."""
         return 10**8
 
     def terms(self, sigma: float) -> TermsAtEpsilon:
-        """Those of whole batches, raised."""
+        """The terms of whole batches, raised."""
         whole = self.at(sigma)
 
         def both(epsilon: float) -> dict[str, WeightedTerms]:
@@ -118,7 +113,7 @@ class TruncatedMinSepImportance(SimulatedAccountant):
 
 
 def often_cut(mechanism: MatrixMechanism) -> bool:
-    """Whether full batches are met so often that the pair of cut batches shows more."""
+    """True if full batches are met so often that the pair of cut batches shows more."""
     scheme = mechanism.scheme
     assert isinstance(scheme, MinSep)
     return FullBatches.of(scheme).drawn * scheme.dataset_size > 1.0

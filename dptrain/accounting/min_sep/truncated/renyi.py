@@ -43,7 +43,7 @@ class TruncatedMinSepCurve(Curve):
         return gaussian.delta(epsilon, self.whole.sensitivity / sigma)
 
     def losses(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """What δ(ε) of cut batches exceeds that of whole ones by, at most: remove, add."""
+        """Upper bounds on δ(ε) of cut batches minus that of whole ones: remove, add."""
         law, unamplified = self.whole.law, self.unamplified(sigma, epsilon)
         second = math.inf
         if self.batches.drawn > 0.0 and affordable(law, sigma).largest >= 2:
@@ -118,7 +118,7 @@ class TruncatedMinSepCurve(Curve):
         return least_true(holds, low=low, high=high, tolerance=1e-6 * high)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What whole batches would have, and what cutting them adds to δ."""
+        """Remarks on what whole batches would have, and what cutting them adds to δ."""
         shown, whole = self.epsilon(sigma, delta), self.whole.epsilon(sigma, delta)
         remove, add = (float(each[0]) for each in self.losses(sigma, np.array([shown])))
         if shown <= _WORTH_SAYING * whole:
@@ -170,13 +170,13 @@ class TruncatedMinSepRenyi(DeterministicAccountant):
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """As the simulating accountant; and separations too large even for order 2."""
+        """Refuse as the simulating accountant does; and separations too large even for order 2."""
         if reason := truncated_refusal(mechanism):
             return reason
         return orders_refusal(min_sep_law(whole_batches(mechanism)))
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Simulation is tighter."""
+        """Answer by name only, as simulation is tighter."""
         return "the simulated bound is tighter; ask for it by name where nothing may be simulated"
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
