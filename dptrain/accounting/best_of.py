@@ -22,9 +22,6 @@ class BestOfCurve(Curve):
     """The least of several curves at every ε, for either direction by itself.
 
     (ε, δ) needs δ_remove(ε) ≤ δ and δ_add(ε) ≤ δ, two statements that may have different proofs.
-
-    Attributes:
-        curves: pairs (name of the accountant, its curve).
     """
 
     curves: tuple[tuple[str, Curve], ...]
@@ -48,7 +45,7 @@ class BestOfCurve(Curve):
         return max(self.epsilons(sigma, delta))
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """Whose bound each direction has, and what these say about theirs."""
+        """The accountant whose bound each direction has, and its notes."""
         return self.notes_on(self.every(sigma, delta), sigma, delta)
 
     def notes_on(self, found: Array, sigma: float, delta: float) -> tuple[str, ...]:
@@ -73,12 +70,6 @@ class BestOf(DeterministicAccountant):
 
     No failure probabilities have to be added: each bound holds for certain. Where one of them is
     exact for the mechanism it alone is asked, as the others cannot say less.
-
-    Args:
-        members: accountants of this adjacency.
-
-    Raises:
-        ValueError: if there are none, or one of them is about another adjacency.
     """
 
     members: tuple[DeterministicAccountant, ...]
@@ -99,23 +90,19 @@ class BestOf(DeterministicAccountant):
 
     @classmethod
     def of(cls, members: Sequence[DeterministicAccountant]) -> BestOf:
-        """The best of accountants of the same adjacency.
-
-        Raises:
-            ValueError: if there are none, or their adjacencies differ.
-        """
+        """The best of accountants of the same adjacency."""
         if not members:
             raise ValueError("members: there must be at least one accountant")
         return cls(tuple(members), adjacency=members[0].adjacency)
 
     @property
     def name(self) -> str:
-        """The member's name, or all of theirs."""
+        """The name of the only member, or the names of all of them."""
         names = [member.name for member in self.members]
         return names[0] if len(names) == 1 else f"best of {', '.join(names)}"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses what one of the members refuses."""
+        """Refuse a mechanism that one of the members refuses."""
         for member in self.members:
             if reason := member.obstacle(mechanism):
                 return f"{member.name}: {reason}"
@@ -127,11 +114,11 @@ class BestOf(DeterministicAccountant):
         return (exact[0],) if exact else self.members
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact if a member is."""
+        """EXACT if a member is exact for the mechanism."""
         return self.asked(mechanism)[0].kind_of(mechanism)
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """That of the dearest member asked."""
+        """The cost of the dearest member asked."""
         order = list(Cost)
         costs = [member.cost(mechanism) for member in self.asked(mechanism)]
         return max(costs, key=order.index)
@@ -155,11 +142,7 @@ class BestOf(DeterministicAccountant):
         return statement(mechanism, asked[first], epsilon=best, delta=delta, notes=notes)
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
-        """As for one accountant; dear members join only if they better what the others reach.
-
-        Raises:
-            ValueError: as for one accountant.
-        """
+        """Calibrate as one accountant does; dear members join only if they better the others."""
         asked, order = self.asked(mechanism), list(Cost)
         least = min((member.cost(mechanism) for member in asked), key=order.index)
         cheap = [member for member in asked if member.cost(mechanism) is least]

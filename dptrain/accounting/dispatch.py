@@ -1,4 +1,4 @@
-"""What a mechanism guarantees, by the accountant that answers for it, and the noise it takes."""
+"""The guarantee of a mechanism, by the accountant that answers for it, and the noise it takes."""
 
 from __future__ import annotations
 
@@ -99,11 +99,7 @@ def find_accountant(
     *,
     adjacency: Adjacency | None = None,
 ) -> Accountant:
-    """The one of ``find_accountants``, or the best of them in each direction.
-
-    Raises:
-        ValueError: as there.
-    """
+    """The accountant of ``find_accountants``, or the best of them in each direction."""
     found = find_accountants(mechanism, accountant, adjacency=adjacency)
     proven = [member for member in found if isinstance(member, DeterministicAccountant)]
     return BestOf.of(proven) if len(proven) > 1 else found[0]
@@ -122,7 +118,7 @@ def account(
     accountant: str | Accountant | None = None,
     adjacency: Adjacency | None = None,
 ) -> Guarantee:
-    """What the mechanism guarantees: the least ε at ``delta``, or the least δ at ``epsilon``.
+    """The mechanism's guarantee: the least ε at ``delta``, or the least δ at ``epsilon``.
 
     Args:
         mechanism: the mechanism; σ = 0 gives ε = ∞ (or δ = 1).
@@ -190,13 +186,10 @@ def profile_by(member: Accountant, mechanism: MatrixMechanism, epsilon: npt.Arra
 def proven_within_seconds(
     mechanism: MatrixMechanism, adjacency: Adjacency, *, by_name: bool = False
 ) -> DeterministicAccountant | None:
-    """Whoever proves the mechanism's curve within seconds, the best of several; ``None`` if nobody.
+    """The accountant that proves the curve within seconds, the best of several, or ``None``.
 
-    Args:
-        mechanism: the mechanism.
-        adjacency: the neighboring relation.
-        by_name: where nobody answers unasked, ask those too that answer by name only and make use
-            of the sampling: they leave it to a simulation, which proves one (ε, δ) and no curve.
+    With ``by_name``, where nobody answers unasked, those are asked too that answer by name only and
+    make use of the sampling: they leave it to a simulation, which proves one (ε, δ) and no curve.
     """
     quick = [
         (each.accountant, each.reserved is None)
@@ -231,7 +224,7 @@ def trade_off(
     floor: float | None = None,
     points: int = 401,
 ) -> TradeOff:
-    """What attacks can reach: a guarantee together with the profile that is proven.
+    """The most that attacks can reach, by a guarantee together with the profile that is proven.
 
     Beside a guarantee by simulation stand the deterministic accountants that answer by themselves
     within seconds, if there are any: of the simulation itself only the one (ε, δ) is certain.

@@ -115,11 +115,7 @@ def profile_of(guarantee: Guarantee) -> Profile:
 
 
 def _stated(guarantee: Guarantee, mechanism: MatrixMechanism) -> Accountant:
-    """The accountant that the guarantee names, if it proves a curve within seconds.
-
-    Raises:
-        ValueError: if it does not, naming those that take longer.
-    """
+    """The accountant that the guarantee names, if it proves a curve within seconds."""
     quick = (Cost.INSTANT, Cost.SECONDS)
     member = stated_accountant(guarantee.accountant, guarantee.adjacency)
     if isinstance(member, DeterministicAccountant) and member.cost(mechanism.participants) in quick:
@@ -145,7 +141,7 @@ def _stated(guarantee: Guarantee, mechanism: MatrixMechanism) -> Accountant:
 
 
 def restate(guarantee: Guarantee) -> Guarantee:
-    """What the accountant that a guarantee names says now of the mechanism that it tells.
+    """The statement that the accountant named by a guarantee makes now of its mechanism.
 
     Nothing of the answer is taken from the guarantee but the mechanism, δ (or ε), the relation,
     and the seed of a simulation: whoever holds the guarantee need not trust who wrote it, only

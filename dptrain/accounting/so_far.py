@@ -1,4 +1,4 @@
-"""What the steps that have run cost by themselves: for a display, and no guarantee of a run."""
+"""The cost of the steps that have run, by themselves: for a display, and no guarantee of a run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def epsilon_so_far(mechanism: MatrixMechanism, steps: int, *, planned: Guarantee
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoFar:
-    """Where a run stands, as progress bars and logs tell it; no statement to publish.
+    """The state of a run, as progress bars and logs tell it; no statement to publish.
 
     Attributes:
         steps: that have run.
@@ -93,7 +93,7 @@ class SoFar:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What is known, by name, for a log."""
+        """The known figures by name, for a log."""
         named = {"epsilon_so_far": self.epsilon, "epsilon_planned": self.planned}
         return {name: value for name, value in named.items() if value is not None}
 

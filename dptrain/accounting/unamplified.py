@@ -37,11 +37,11 @@ class UnsampledGaussian(DeterministicAccountant):
     truncation = True  # no use is made of the draws
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Nothing is refused."""
+        """Refuse no mechanism."""
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only where the scheme is random in a way that another accountant may use."""
+        """Answer by name only where the scheme is random in a way that others may use."""
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
         if scheme.unamplified:
             return None
