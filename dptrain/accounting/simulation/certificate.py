@@ -1,4 +1,4 @@
-"""What a certificate of simulated terms has to say, given what was asked for."""
+"""The contents of a certificate of simulated terms, given what was asked for."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ def package_version() -> str:
 
 
 def fresh_seed(seed: int | None) -> int:
-    """``seed``, or 128 fresh random bits.
-
-    Raises:
-        TypeError: if the seed is no integer.
-        ValueError: if it is negative.
-    """
+    """``seed``, or 128 fresh random bits."""
     if seed is None:
         return secrets.randbits(128)
     return checks.integer("seed", seed, minimum=0)
@@ -90,7 +85,6 @@ class Claim:
     """(ε, δ_v) of a law at a σ to be found, and all that this determines of its certificate.
 
     Attributes:
-        law: the pair of distributions.
         rule: when a direction is accepted; its ``most`` is no part of a certificate.
         request: what is asked for: its digest finds the certificate in a folder.
     """
@@ -108,9 +102,6 @@ class Claim:
         """The least σ that is shown, and the evidence.
 
         The grid's top is a σ at which the deterministic bounds show (ε, δ_v).
-
-        Raises:
-            ValueError: if no σ reaches them.
         """
         law, violated, epsilon = self.law, self.rule.violated, self.request["epsilon"]
         ceiling = law.least_sigma(epsilon, violated, progress=draws.progress)
@@ -139,7 +130,7 @@ class Claim:
         return rule.violated + attempts_of(self.request) * rule.failure * (1.0 - rule.violated)
 
     def problem(self, certificate: dict[str, Any]) -> str | None:
-        """What a certificate says otherwise than its request determines, or ``None``.
+        """The deviation of a certificate from what its request determines, or ``None``.
 
         Computed again are the split of δ, the step and the points of the grid, that the
         deterministic bounds cover the ceiling, and for every accepted point the bound M of its
@@ -182,7 +173,7 @@ class Claim:
     def redrawn(
         self, draws: Callable[[int], SharedDraws]
     ) -> Callable[[dict[str, Any]], str | None]:
-        """What a certificate's seed does not give again, at the cost of the first time."""
+        """A check for what the seed does not give again, at the cost of the first time."""
 
         def problem(certificate: dict[str, Any]) -> str | None:
             rows, terms_at = certificate["grid"], self.terms_at(certificate["ceiling"])
@@ -196,7 +187,7 @@ class Claim:
 
 
 def _other_grid(points: list[Any], rows: GridRows) -> str | None:
-    """Why these are not the points of a declared grid up to the first rejection, or ``None``."""
+    """Reason why these are no points of a declared grid up to the first rejection, or ``None``."""
     if any(not isinstance(row["accepted"], bool) for row in rows):
         return "a point is neither accepted nor rejected"
     if any(row["accepted"] is not True for row in rows[:-1]):
@@ -215,7 +206,7 @@ def _other_grid(points: list[Any], rows: GridRows) -> str | None:
 
 
 def _other_add(rows: GridRows, terms_at: Point, rule: Rule) -> str | None:
-    """Why the add direction is not shown at a point of the grid from where on it holds, or None."""
+    """Reason why add is not shown at a point of the grid from where on it holds, or ``None``."""
     add, last = rows[0]["add"], rows[-1]["point"]
     # As text: 1 is not true here.
     if (
@@ -234,7 +225,7 @@ def _other_add(rows: GridRows, terms_at: Point, rule: Rule) -> str | None:
 
 
 def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str | None:
-    """Why an accepted direction should not have been, or ``None``."""
+    """The reason why an accepted direction should not have been, or ``None``."""
     if not isinstance(side, dict) or side["accepted"] is not True:
         return "has no verdict"
     # Another machine's last digits are as good.

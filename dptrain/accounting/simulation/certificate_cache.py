@@ -20,7 +20,7 @@ def path_of(directory: Path, request: dict[str, Any]) -> Path:
 
 
 def attempts_of(request: dict[str, Any]) -> int:
-    """How many certificates for one purpose a request counts, each of which may be wrong."""
+    """Number of certificates for one purpose that a request counts; each may be wrong."""
     return int(request.get("attempts", 1))
 
 
@@ -40,7 +40,7 @@ def attempts_stored(directory: Path, request: dict[str, Any]) -> int | None:
 
 
 def _requests(directory: Path) -> Iterator[dict[str, Any]]:
-    """What the certificates in a folder answer."""
+    """The requests that the certificates in a folder answer."""
     for path in sorted(directory.glob("certificate-*.json")):
         try:
             found = dict(json.loads(path.read_text(encoding="utf-8"))["request"])
@@ -51,11 +51,7 @@ def _requests(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_method(directory: Path, request: dict[str, Any]) -> None:
-    """Refuse to make another certificate beside one that a method made which is gone.
-
-    Raises:
-        ValueError: if there is one for the same law, ε and δ.
-    """
+    """Refuse to make another certificate beside one that a method made which is gone."""
     for found in _requests(directory):
         same = all(found.get(key) == request[key] for key in ("law", "epsilon", "delta"))
         if same and found.get("method") != request["method"]:
@@ -67,11 +63,7 @@ def check_method(directory: Path, request: dict[str, Any]) -> None:
 
 
 def refuse_former(certificate: dict[str, Any]) -> None:
-    """Refuse a certificate of the simulation without weights that there was at first.
-
-    Raises:
-        ValueError: if it is one.
-    """
+    """Refuse a certificate of the simulation without weights that there was at first."""
     if not isinstance(certificate.get("request", certificate).get("method"), dict):
         raise ValueError(
             "its certificate was made by a simulation that dptrain no longer has: verify it with "
@@ -123,11 +115,7 @@ def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any])
 
 
 def whole_number(text: Any) -> int:
-    """A seed as certificates write it.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """A seed as certificates write it."""
     if not (isinstance(text, str) and text.isascii() and text.isdigit()):
         raise ValueError(f"seed {text!r} is no whole number")
     return int(text)
@@ -136,9 +124,10 @@ def whole_number(text: Any) -> int:
 def differing_verdict(
     rows: list[dict[str, Any]], again: list[dict[str, Any]], name: str
 ) -> str | None:
-    """Where rows drawn once more differ from those of a file, or ``None``; ``name`` of their key.
+    """The first difference of rows drawn once more from those of a file, or ``None``.
 
-    Means may differ in the last digits of another machine, decisions may not.
+    ``name`` is that of their key. Means may differ in the last digits of another machine, decisions
+    may not.
     """
     if len(rows) != len(again):
         return f"its seed gives {len(again)} verdicts, not {len(rows)}"
@@ -161,7 +150,7 @@ def _differ(side: dict[str, Any] | None, fresh: dict[str, Any] | None) -> bool:
 
 
 Problem = Callable[[dict[str, Any]], str | None]
-"""What is wrong with a certificate, or ``None``."""
+"""A check that gives what is wrong with a certificate, or ``None``."""
 
 
 def read_certificate(path: Path, first: Problem, *others: Problem) -> dict[str, Any]:
@@ -171,15 +160,8 @@ def read_certificate(path: Path, first: Problem, *others: Problem) -> dict[str, 
     compute all that request and mechanism determine once more. What is left to the file are its
     seed, its means and its verdicts, unless the samples are drawn again as well.
 
-    Args:
-        path: of the file.
-        first: is about the verdicts and comes before the digest, which covers what it says nothing
-            of.
-        others: dear ones come last.
-
-    Raises:
-        ValueError: if the file is corrupt.
-        FileNotFoundError: if there is none.
+    ``first`` is about the verdicts and comes before the digest, which covers what it says nothing
+    of. Of ``others`` dear ones come last.
     """
     try:
         certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -197,11 +179,7 @@ def read_certificate(path: Path, first: Problem, *others: Problem) -> dict[str, 
 
 
 def check_request(certificate: dict[str, Any], request: dict[str, Any]) -> None:
-    """Refuse a certificate that answers something else.
-
-    Raises:
-        ValueError: saying whether only the version of the package is another.
-    """
+    """Refuse a certificate that answers something else."""
     answered = certificate["request"]
     if answered == request:
         return

@@ -27,9 +27,6 @@ def binary_kl(a: float, b: float) -> float:
 
     Written as b φ((a-b)/b) + (1-b) φ((b-a)/(1-b)) with φ(x) = (1+x) log(1+x) - x: both terms are
     non-negative, so nothing cancels, down to a, b = 1e-300.
-
-    Raises:
-        ValueError: if a is not in [0, 1] or b not in (0, 1).
     """
     if not 0.0 <= a <= 1.0:
         raise ValueError(f"a={a}: must lie in [0, 1]")
@@ -44,9 +41,6 @@ def failure_probability(threshold: float, violated: float, samples: int) -> floa
     An upper bound on the chance that the mean of s independent values in [0, 1], each of mean
     ≥ ``violated`` = δ_v, is at most ``threshold`` = δ' < δ_v (Hoeffding 1963, Theorem 1;
     docs/theory/certification.md#thm-chernoff; ``test_the_bound_holds_for_bernoulli_sums``).
-
-    Raises:
-        ValueError: if not 0 ≤ δ' < δ_v < 1 or s < 1.
     """
     if not 0.0 <= threshold < violated < 1.0:
         raise ValueError(
@@ -70,11 +64,7 @@ def counted_split(delta: float, attempts: int) -> tuple[float, float]:
 
 
 def largest_threshold(delta: float, samples: int, failure: float) -> float:
-    """The largest δ' (rounded down) whose ``failure_probability`` against δ is ≤ ``failure``.
-
-    Raises:
-        ValueError: if there are too few samples for any threshold.
-    """
+    """The largest δ' (rounded down) whose ``failure_probability`` against δ is ≤ ``failure``."""
     if failure_probability(0.0, delta, samples) > failure:
         least = math.ceil(math.log(failure) / math.log1p(-delta)) + 1
         raise ValueError(
@@ -101,9 +91,6 @@ def upper_confidence(mean: float, samples: int, failure: float) -> float:
 
     The largest u with exp(-s·KL(mean‖u)) ≥ failure (docs/theory/certification.md#thm-chernoff;
     ``test_upper_confidence_covers``).
-
-    Raises:
-        ValueError: if the mean is not in [0, 1], s < 1 or the failure not in (0, 1).
     """
     if not 0.0 <= mean <= 1.0 or samples < 1 or not 0.0 < failure < 1.0:
         raise ValueError(f"mean={mean}, samples={samples}, failure={failure}: out of range")

@@ -23,7 +23,7 @@ _ROUND = 8  # chunks that each of several processes draws before it hears of the
 
 
 class ChunkSums(NamedTuple):
-    """Of the terms of a chunk: how many, their sum, and that of their squares."""
+    """The number of a chunk's terms, their sum, and that of their squares."""
 
     size: int
     total: float
@@ -59,11 +59,6 @@ class Kept:
     The seed stands in the first line, before anything is drawn: whoever asks the same question goes
     on with the same draws instead of making another attempt
     (docs/theory/certification.md#thm-chunks).
-
-    Attributes:
-        path: of the file.
-        seed: of all streams.
-        known: the sums of the chunks of every stream.
     """
 
     def __init__(self, path: Path, question: dict[str, Any], seed: int) -> None:
@@ -118,13 +113,13 @@ class Kept:
 
     @property
     def samples(self) -> int:
-        """How many are kept."""
+        """Number of samples that are kept."""
         return sum(each.size for chunks in self.known.values() for each in chunks.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedDraws:
-    """Who draws, and from which seed.
+    """The processes and threads that draw, and their seed.
 
     Attributes:
         seed: of all streams.
@@ -167,10 +162,6 @@ class SharedDraws:
         """The sums of so many terms, chunk by chunk in order, the same whoever drew which.
 
         Chunk i draws from ``SeedSequence([seed, *stream], spawn_key=(i,))``.
-
-        Raises:
-            ArithmeticError: if a term is not a number.
-            ValueError: if the processes are not of one mind on what to draw.
         """
         key, count, team = tuple(stream), -(-samples // terms.lanes), self.together
         known = dict(self.kept.known.get(key, {})) if self.kept is not None else {}
@@ -196,7 +187,7 @@ class SharedDraws:
     def _exchanged(
         self, question: Any, missing: Sequence[int], fresh: Iterator[ChunkSums]
     ) -> dict[int, ChunkSums]:
-        """Everybody's chunks."""
+        """The chunks of all processes."""
         team = self.together
         everyone = team.all((question, list(fresh)))
         if any(asked != question for asked, _ in everyone):

@@ -1,4 +1,4 @@
-"""How deep a grid may go, from a few weighted samples; proves nothing."""
+"""An estimate of how deep a grid may go, from a few weighted samples; it proves nothing."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ def estimate_depth(
 
 
 def _doublings(most: int) -> int:
-    """How often a depth that begins at ``_FIRST_DEPTH`` doubles before it reaches ``most``."""
+    """Number of doublings of a depth from ``_FIRST_DEPTH`` until it reaches ``most``."""
     return max(0, (most - 1) // _FIRST_DEPTH).bit_length()

@@ -1,4 +1,4 @@
-"""What an accountant holds that simulates: a law, its bounds without samples, and its terms."""
+"""The basis of an accountant that simulates: a law, its bounds without samples, and its terms."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class PlainLaw(SimulatedLaw):
 
     @property
     def curve(self) -> Curve:
-        """The unamplified Gaussian mechanism's."""
+        """The curve of the unamplified Gaussian mechanism."""
         return GaussianCurve(self._losses.sensitivity)
 
     def to_dict(self) -> dict[str, Any]:
-        """Those of the losses."""
+        """The value of the losses."""
         return self.losses.to_dict()
 
     def terms(self, sigma: float) -> TermsAtEpsilon:

@@ -1,4 +1,4 @@
-"""What an accountant needs that simulates privacy losses, and the loop that draws them."""
+"""The interface of simulated privacy losses, and the loop that draws them."""
 
 from __future__ import annotations
 

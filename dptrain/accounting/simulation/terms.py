@@ -33,11 +33,7 @@ Both = Mapping[str, WeightedTerms]
 
 
 class OnDemand(dict[str, WeightedTerms]):
-    """Both directions' terms by name, each made when it is first asked for.
-
-    Args:
-        make: the terms of a direction.
-    """
+    """Both directions' terms by name, each made when it is first asked for."""
 
     def __init__(self, make: Callable[[str], WeightedTerms]) -> None:
         super().__init__()
@@ -75,7 +71,6 @@ def below_linear_loss(
         losses: ``losses(unit, rng, along)`` draws normals with these products with a unit vector,
             as ``noise_along`` does, and gives their L'.
         epsilon: ε ≥ 0.
-        nu: ν.
         direction: not 0.
         log_mean: log Z.
         slack: what covers the rounding of L'.

@@ -50,7 +50,7 @@ class Rule(NamedTuple):
         return rule._replace(ample=math.ceil(_AMPLE * rule._scale(1.0)))
 
     def _scale(self, ceiling: float) -> float:
-        """So many samples in [0, ceiling] that a mean of 0 is just enough at one look."""
+        """Number of samples in [0, ceiling] of which a mean of 0 is just enough at one look."""
         return math.log(_MOST_LOOKS / self.failure) * ceiling / self.violated
 
     def span(self, ceiling: float) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class Rule(NamedTuple):
         return least, max(least, min(math.ceil(200.0 * scale), self.ample))
 
     def looks(self, ceiling: float) -> list[int]:
-        """How many samples there are at each look, ascending; none where ``most`` is too few."""
+        """Numbers of samples at each look, ascending; none where ``most`` is too few."""
         least, enough = self.span(ceiling)
         if least > self.most:
             return []
@@ -77,7 +77,7 @@ class Rule(NamedTuple):
         return [*found, last]
 
     def is_look(self, ceiling: float, samples: int) -> bool:
-        """Whether a verdict may come after so many samples, whatever ``most`` was."""
+        """True if a verdict may come after so many samples, whatever ``most`` was."""
         least, enough = self.span(ceiling)
         looks = self._replace(most=max(self.most, enough)).looks(ceiling)
         # Another machine's last digits may round up otherwise.
