@@ -33,7 +33,7 @@ class UserMinSepImportance(WeightedUser):
     display = "user b-min-sep importance sampling"
 
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
-        """Refuses graphs with shared examples, on which hidden draws show in others' batches."""
+        """Refuse graphs with shared examples, on which hidden draws show in others' batches."""
         if not scheme.graph.is_disjoint:
             return (
                 "it needs a disjoint graph, in which every example has one user; here "

@@ -51,7 +51,7 @@ class ExposedStepsImportance(WeightedUser):
     display = "exposed steps, importance sampling"
 
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
-        """Refuses exclusion by participation, and graphs whose edges are not here."""
+        """Refuse exclusion by participation, and graphs whose edges are not here."""
         if scheme.exclusion != "sampling":
             return "it needs exclusion='sampling': participations show arbitrarily far otherwise"
         if not scheme.graph.attached and not scheme.graph.is_disjoint:

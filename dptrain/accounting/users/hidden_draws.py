@@ -22,11 +22,7 @@ _TAIL_ROUNDING = 1e-11
 
 @dataclasses.dataclass(frozen=True)
 class WorstOf(Curve):
-    """The largest of several curves: users of different kinds, and everybody is one of them.
-
-    Attributes:
-        curves: at least one.
-    """
+    """The largest of several curves: users of different kinds, and everybody is one of them."""
 
     curves: tuple[BinomialMixtureCurve, ...]
 
@@ -41,11 +37,11 @@ class WorstOf(Curve):
         return float(remove), float(add)
 
     def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger of both."""
+        """The larger ε of both directions."""
         return max(self.epsilons(sigma, delta))
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded."""
+        """Remarks on what was rounded."""
         return (GRID_NOTE,)
 
 
@@ -77,7 +73,7 @@ class UserPoissonPLD(DeterministicAccountant):
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, and bands beyond the steps between two slots of a user."""
+        """Refuse other schemes, and bands beyond the steps between two slots of a user."""
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
         if isinstance(scheme, UserCyclic):
             if bands > scheme.min_sep:

@@ -62,7 +62,7 @@ class _SimulatedUser(SimulatedLaw):
         return {"law": "user chain", **self._law.to_dict()}
 
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
-        """To the precision of deterministic calibration, which it answers instead of."""
+        """The least σ, to the precision of the deterministic calibration that it replaces."""
         found = self._proven.calibrate(self._mechanism, epsilon=epsilon, delta=delta)
         return found.noise_multiplier
 
@@ -87,7 +87,7 @@ class WeightedUser(SimulatedAccountant):
 
     @abstractmethod
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
-        """Why the scheme's graph or rule of exclusion is not covered, or ``None``."""
+        """The reason why the scheme's graph or rule of exclusion is not covered, or ``None``."""
 
     @abstractmethod
     def user_law(self, mechanism: MatrixMechanism) -> UserLaw:
@@ -98,7 +98,7 @@ class WeightedUser(SimulatedAccountant):
         return BestOf.of([RevealedDraws(), *([UnsampledGaussian()] if scheme.unamplified else [])])
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, long bands, many examples a user, and large tables."""
+        """Refuse other schemes, long bands, many examples a user, and large tables."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if not isinstance(scheme, UserMinSep):
             return "it needs UserMinSep sampling"
@@ -131,7 +131,7 @@ class WeightedUser(SimulatedAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only where samples would gain little, or take long.
+        """Answer by name only where samples would gain little, or take long.
 
         It reads the public graph, the scheme and the number of bands, and nothing else.
         """
@@ -152,7 +152,7 @@ class WeightedUser(SimulatedAccountant):
         return None
 
     def known_elsewhere(self, scheme: UserMinSep) -> str | None:
-        """Why another simulation answers, or ``None``."""
+        """The reason why another simulation answers, or ``None``."""
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
@@ -160,7 +160,7 @@ class WeightedUser(SimulatedAccountant):
         return Cost.MINUTES
 
     def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
-        """What revealed draws prove."""
+        """The law that starts from what revealed draws prove."""
         scheme = mechanism.scheme
         assert isinstance(scheme, UserMinSep)
         law = self.user_law(mechanism)

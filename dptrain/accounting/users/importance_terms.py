@@ -118,7 +118,7 @@ class TiltedUser:
         return np.where(np.isnan(terms), ceiling, np.minimum(terms, ceiling))
 
     def _slack(self, examples: int, order: float) -> tuple[float, float]:
-        """What covers the rounding of a loss, and that of the mean, of A and of the draws."""
+        """Margins for the rounding of a loss, and that of the mean, of A and of the draws."""
         loss, mean = (self.rounding(examples, power, order) for power in (1.0, order))
         return max(_LEAST_SLACK, loss), 3.0 * max(_LEAST_SLACK, mean)
 

@@ -54,9 +54,6 @@ class UserLaw:
         exclusion: the rule.
         neighbors: d ≥ 0; 0 for no exposed steps.
         burn_in: steps of the same chain before the first, not released and not known.
-
-    Raises:
-        ValueError: if bands exceed min_sep, or a value is out of range.
     """
 
     columns: Array
@@ -167,7 +164,7 @@ class UserLaw:
         return [found[k] for k in self.examples]
 
     def draw_exposed(self, rng: np.random.Generator, lanes: int) -> npt.NDArray[np.bool_]:
-        """Which steps are exposed, shape (steps, lanes)."""
+        """Mask of the exposed steps, shape (steps, lanes)."""
         if self.exposure == 0.0 or self.min_sep == 1:
             return np.zeros((self.steps, lanes), dtype=bool)
         seen = np.zeros((self.steps, lanes), dtype=bool)

@@ -1,4 +1,4 @@
-"""What the simulating user-level accountants read from an attribution graph."""
+"""Facts that the simulating user-level accountants read from an attribution graph."""
 
 from __future__ import annotations
 
@@ -43,11 +43,7 @@ def neighbor_facts(graph: AttributionGraph) -> NeighbourFacts:
 
 
 def paths_to_neighbors(graph: AttributionGraph) -> int:
-    """Steps that ``outside_neighbors`` takes: user, example, user, example; 0 if disjoint.
-
-    Raises:
-        ValueError: if the graph holds no edges.
-    """
+    """Steps that ``outside_neighbors`` takes: user, example, user, example; 0 if disjoint."""
     if graph.is_disjoint:
         return 0
     own = graph.examples_per_user().astype(np.float64)
@@ -61,9 +57,6 @@ def outside_neighbors(graph: AttributionGraph) -> npt.NDArray[np.int64]:
     Boolean products of the incidence matrix A (examples by users), users in chunks: row u of
     AᵀA holds the users who share an example with u, times Aᵀ all their examples, which are
     those of u and the ones asked for.
-
-    Raises:
-        ValueError: if the graph holds no edges.
     """
     rows = csr_array(
         (np.ones(len(graph.members), dtype=bool), graph.members, graph.offsets),

@@ -228,7 +228,7 @@ def participations(law: UserLaw, drawn: Codes, barred: Counts) -> Codes:
 
 
 def compiles() -> bool:
-    """Whether the extra ``fast`` is installed; without, the program in log space does it all."""
+    """True if the extra ``fast`` is installed; without, the program in log space does it all."""
     return importlib.util.find_spec("numba") is not None
 
 

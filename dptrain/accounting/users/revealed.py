@@ -44,7 +44,7 @@ class RevealedDraws(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, bands beyond the separation, and too large a table."""
+        """Refuse other schemes, bands beyond the separation, and too large a table."""
         scheme = mechanism.scheme
         if not isinstance(scheme, UserMinSep):
             return "it needs UserMinSep sampling"

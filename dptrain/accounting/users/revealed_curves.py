@@ -22,7 +22,7 @@ _AT_ONCE = 24  # ε values of one backward program
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """What the user's draws depend on: k, p, b and the grid of squared norms."""
+    """The parameters that the user's draws depend on: k, p, b and the grid of squared norms."""
 
     grid: SquaredNormGrid
     examples: int
@@ -40,7 +40,7 @@ class Draws:
         return 4.0 * factors * float(np.finfo(np.float64).eps)
 
     def notes(self) -> tuple[str, ...]:
-        """What was rounded."""
+        """Remarks on what was rounded."""
         return (
             f"Squared norms of C x were rounded up to multiples of {self.grid.unit:.3g}, "
             f"probabilities by a relative {self.rounding:.1g}",
@@ -91,7 +91,7 @@ class OwnDrawsCurve(Curve):
         return value, value
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded."""
+        """Remarks on what was rounded."""
         return self._draws.notes()
 
     def epsilon(self, sigma: float, delta: float) -> float:
@@ -139,7 +139,7 @@ class AnyBlockingCurve(Curve):
         return draws.rounded_up(sigma, epsilon, log_delta)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """That nothing is conjectured."""
+        """A remark that nothing is conjectured."""
         return (
             *self._draws.notes(),
             "This bound on exclusion by participation is proven for any rule by which others "

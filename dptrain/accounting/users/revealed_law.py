@@ -1,4 +1,4 @@
-"""What a user's draws add up to: excluded by its own draws, or in the worst way by others'."""
+"""The sum of what a user's draws add: excluded by its own draws, or in the worst way by others'."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class UserLosses(Simulation):
 
 
 def _barred(start: Array, uniform: Array) -> npt.NDArray[np.int64]:
-    """How many of the first steps are barred, by inversion."""
+    """Number of the first steps that are barred, by inversion."""
     found = np.searchsorted(np.cumsum(start), uniform, side="right")
     return np.minimum(found, start.size - 1)
 
