@@ -92,11 +92,8 @@ def add_orders(bins: int, ratio: float, largest: int) -> Array:
 class AddDivergences:
     """Add-direction divergences of E independent copies of one pick out of t, at open σ.
 
-    Attributes:
-        bins: t.
-        norm: the largest shift c of a coordinate. A smaller one of some coordinates is a
-            post-processing: added noise.
-        epochs: E; divergences add.
+    Divergences of the E ``epochs`` add; t is ``bins``. ``norm`` is the largest shift c of a
+    coordinate. A smaller one of some coordinates is a post-processing: added noise.
     """
 
     bins: int

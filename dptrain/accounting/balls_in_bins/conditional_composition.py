@@ -1,7 +1,4 @@
-"""Balls-in-bins with any strategy matrix, step by step: conditional composition.
-
-Bounds on the posterior hazards dominate every step, given the past; the steps are composed.
-"""
+"""Balls-in-bins with any strategy matrix, step by step: conditional composition."""
 
 from __future__ import annotations
 

@@ -147,7 +147,6 @@ class LogMean:
         spacing: h.
         lowest: index of the first grid point; point i is the value e^{h (lowest + i)}.
         mass: mass of every grid point.
-        zero: mass at 0.
         infinity: the part of E[A] beyond the grid.
     """
 

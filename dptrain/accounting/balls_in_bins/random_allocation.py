@@ -36,10 +36,7 @@ class RandomAllocationCurve(RenyiCurve):
     N(Eν, Eξ²). Or E·R_α of ``add_orders``, mostly less. Both: μ-GDP with μ = √E·c/σ, what is
     left when the picks are published.
 
-    Attributes:
-        bins: t.
-        epochs: E.
-        norm: c > 0, the norm of every column of C.
+    ``bins`` is t, ``epochs`` is E, and ``norm`` is c > 0, the norm of every column of C.
     """
 
     bins: int

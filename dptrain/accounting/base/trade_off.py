@@ -146,7 +146,7 @@ class TradeOff:
 
     @property
     def reversed(self) -> TradeOff:
-        """The same with the roles of the two worlds exchanged."""
+        """The same bounds with the roles of the two worlds exchanged."""
         return dataclasses.replace(self, remove=self.add, add=self.remove)
 
     @functools.cached_property

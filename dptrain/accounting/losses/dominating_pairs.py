@@ -1,7 +1,4 @@
-"""Pairs of laws that dominate: Gaussian mixtures with a common part, one direction at a time.
-
-Two such directions make one pair of laws (``TwoSidedLosses``).
-"""
+"""Pairs of laws that dominate: Gaussian mixtures with a common part, one direction at a time."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Array, density: Array) -> Spread:
-        """Of losses on an even grid of x, ascending in x, given a multiple of the density there."""
+        """The spread of losses on an even, ascending grid of x, given a multiple of its density."""
         density = density / density.sum()
         mean = float(density @ values)
         variance = float(density @ (values - mean) ** 2)

@@ -116,7 +116,6 @@ def rungs(
     answered from the same curve.
 
     Args:
-        rough: the losses.
         steepest: greatest tilt of use.
         lowest: logarithm of δ below which nothing need be resolved; the last rung goes there.
         fits: whether the window of a tilt can be computed; if not, a flatter one is taken, whose

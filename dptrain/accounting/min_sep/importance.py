@@ -97,7 +97,7 @@ class _MinSepLaw(WholeBatches):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepImportance(SimulatedAccountant):
-    """Certifies b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``.
+    """Certification of b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``.
 
     Args:
         engine: ``"auto"`` (compiled code where numba is installed, else numpy) or ``"cuda"``: noise

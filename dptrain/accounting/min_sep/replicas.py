@@ -170,7 +170,7 @@ class Replicas:
         return found
 
     def _kernels(self) -> Iterator[tuple[int, list[Array]]]:
-        """For each step the probabilities of 0, 1, … participations in each state, cumulated."""
+        """For each step the cumulated probabilities of 0, 1, … participations in each state."""
         settled: list[Array] | None = None
         for t in range(self._law.steps):
             usual = t not in self._messages and t + 1 not in self._messages

@@ -70,7 +70,6 @@ class MMCCCurve(Curve):
     Both directions are statements of their own, each with its own events and its own split.
 
     Attributes:
-        probability: of a coin.
         parts: what is published about the example picks one of them; the worst counts.
     """
 

@@ -34,8 +34,7 @@ GRID_NOTE = (
 class ComposedCurve(Curve):
     """Independent copies of one step's pair of laws, composed numerically.
 
-    Attributes:
-        symmetric: True if both directions have the same losses.
+    ``symmetric`` is True if both directions have the same losses.
     """
 
     symmetric: bool = False
@@ -182,8 +181,7 @@ class CasesCurve(ComposedCurve):
 class AverageCurve(Curve):
     """A public coin, the same in both worlds, is tossed once a run: δ is the mean of the curves'.
 
-    Args:
-        parts: probabilities (rounded up) and curves.
+    ``parts`` are probabilities (rounded up) and curves.
     """
 
     parts: tuple[tuple[float, ComposedCurve], ...]

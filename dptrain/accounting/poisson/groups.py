@@ -31,7 +31,6 @@ class Tosses:
     Attributes:
         trials: number of examples k, whose sensitivities add up.
         probability: p in (0, 1], of each.
-        steps: number of such steps.
         published: chance of a coin of the step that is public, is independent of these draws, and
             has them published; or a larger number.
     """
@@ -47,7 +46,6 @@ class BinomialMixtureCurve(Curve):
     """Independent pairs: c·Bin(trials, p) + spread·σz against spread·σz.
 
     Attributes:
-        tosses: the steps, of different kinds.
         norm: c > 0.
         spread: > 0, what σ is multiplied by.
     """

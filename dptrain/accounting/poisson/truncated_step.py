@@ -41,7 +41,7 @@ class Branches:
 
     @classmethod
     def of(cls, *, dataset_size: int, probability: float, max_batch_size: int) -> Branches:
-        """For N, p and B: Pr[Bin(N-1, p) < B], Pr[Bin(N-1, p) ≥ B] and q2.
+        """The cases for N, p and B: Pr[Bin(N-1, p) < B], Pr[Bin(N-1, p) ≥ B] and q2.
 
         Given s ≥ B other examples drawn, the chance is p·B/(s+1); its mean over s is
         q2 = (B/N)·Pr[Bin(N, p) ≥ B+1]/Pr[Bin(N-1, p) ≥ B] (Ganesh 2025, section 3.4, arXiv
@@ -64,7 +64,7 @@ class Branches:
     def covering(
         cls, least: int, most: int, *, probability: float, max_batch_size: int
     ) -> Branches:
-        """For a data set of unknown size, least ≤ N ≤ most.
+        """The cases for a data set of unknown size, least ≤ N ≤ most.
 
         ``full`` of the least N and ``open`` of the most are parts of every N's weights, q2 of the
         least N bounds every N's, and what is left over is of either kind

@@ -53,7 +53,7 @@ _DEEP = 1e-290
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatedAccountant(Accountant):
-    """Certifies the pair of a ``SimulatedLaw`` by terms of its samples.
+    """Certification of the pair of a ``SimulatedLaw`` by terms of its samples.
 
     δ(ε) is the mean of terms that never exceed a proven bound M: so many samples are needed as M/δ
     says (docs/theory/certification.md#thm-weighted-verdict). A grid is declared, fresh samples
@@ -127,7 +127,7 @@ class SimulatedAccountant(Accountant):
         """The law of a mechanism that is not refused."""
 
     def among(self, attempts: int) -> Self:
-        """The same with so many ``attempts``."""
+        """The same accountant with so many ``attempts``."""
         return dataclasses.replace(self, attempts=attempts)
 
     def _checked(self, mechanism: MatrixMechanism) -> SimulatedLaw:
@@ -372,7 +372,7 @@ class SimulatedAccountant(Accountant):
     def _plain_bounds(
         self, law: SimulatedLaw, sigma: float, grid: Array, chosen: Array, draws: SharedDraws
     ) -> Array:
-        """The same from one sample of losses for all points."""
+        """The same bounds from one sample of losses for all points."""
         losses, samples = law.losses, self.profile_samples
         sums, share = np.zeros((2, chosen.size)), self.failure_probability / (2 * chosen.size)
         for block in loss_chunks(

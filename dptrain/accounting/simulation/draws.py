@@ -122,9 +122,7 @@ class SharedDraws:
     """The processes and threads that draw, and their seed.
 
     Attributes:
-        seed: of all streams.
         threads: of this process; the results do not depend on them.
-        progress: whether to show progress bars (after two seconds).
         together: the processes that share the work; nor do they depend on these.
         kept: where sums are left, if they are, for a continuation.
     """

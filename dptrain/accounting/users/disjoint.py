@@ -13,7 +13,7 @@ from dptrain.sampling import UserMinSep
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserMinSepImportance(WeightedUser):
-    """Certifies a user on a *disjoint* graph, where every example has one user.
+    """Certification of a user on a *disjoint* graph, where every example has one user.
 
     Both rules of exclusion, bands ≤ b, any C. Exact for a user of k' examples but for the
     certificate's margin; the loss is the largest over the k' that users have.

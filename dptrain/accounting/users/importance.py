@@ -1,8 +1,4 @@
-"""Certified noise of user-level sampling by weighted samples, below what revealed draws prove.
-
-They answer by themselves where hidden draws pay and the time is bounded, by facts of the scheme
-that are public: see ``WeightedUser.reserved``.
-"""
+"""Certified noise of user-level sampling by weighted samples, below what revealed draws prove."""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ class _SimulatedUser(SimulatedLaw):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightedUser(SimulatedAccountant):
-    """Certifies ``UserMinSep`` by the terms of ``TiltedUser``.
+    """Certification of ``UserMinSep`` by the terms of ``TiltedUser``.
 
     The top of the grid is what follows if all draws of the user are revealed
     (docs/theory/users.md#thm-users-revealed, docs/theory/users.md#thm-users-blocking), or if no use

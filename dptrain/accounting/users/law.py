@@ -51,7 +51,6 @@ class UserLaw:
         examples: the numbers k' of examples; a sample's loss is the largest over all of them.
         probability: p in (0, 1].
         min_sep: b ≥ 1.
-        exclusion: the rule.
         neighbors: d ≥ 0; 0 for no exposed steps.
         burn_in: steps of the same chain before the first, not released and not known.
     """

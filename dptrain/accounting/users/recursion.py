@@ -43,7 +43,6 @@ def log_ratio(
     b ≥ bands steps apart, so they touch different rows of y and their ratios multiply.
 
     Args:
-        law: the pair.
         examples: k'.
         exponents: u_t, shape (steps, lanes); overwritten.
         half_norms: h_t, shape (steps,).

@@ -64,7 +64,7 @@ class RevealedDraws(DeterministicAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only where nobody is ever left out, which another accountant knows exactly."""
+        """Answer by name only where nobody is ever left out: another accountant is exact there."""
         if mechanism.scheme.min_sep > 1 or mechanism.strategy.bands > 1:
             return None
         return f"with min_sep=1 draws stay hidden; ask for it by name (accountant={self.name!r})"

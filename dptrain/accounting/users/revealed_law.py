@@ -26,9 +26,6 @@ def worst_blocking(
     Args:
         grid: levels; sums beyond it get the last value of F.
         final: F at every level and beyond, shape (rows, size + 1): one F a row, ascending in a row.
-        examples: k.
-        probability: p.
-        min_sep: b.
     """
     steps = len(grid.added)
     chances = [binomial(allowed, probability) for allowed in range(1, examples + 1)]

@@ -28,7 +28,6 @@ class TiltedChain:
     chances to draw by, from the first step up (``test_draws_of_users_have_the_tilted_law``).
 
     Args:
-        law: the user's law.
         examples: k'.
         kappa: κ ≥ 0, with κ k'² ‖c_t‖² ≤ 300: see ``log_moments``.
     """

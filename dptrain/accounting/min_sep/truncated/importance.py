@@ -70,7 +70,7 @@ def _raised(terms: WeightedTerms, loss: float) -> WeightedTerms:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TruncatedMinSepImportance(SimulatedAccountant):
-    """Certifies ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ min_sep.
+    """Certification of ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ min_sep.
 
     Where batches are rarely cut the terms are those of whole batches, and each is larger by what
     cutting costs at most: their mean is at least δ(ε) of cut batches
