@@ -175,7 +175,7 @@ class LogMean:
         return LogMean(self.spacing / times, self.lowest * times, mass, self.zero, self.infinity)
 
     def trimmed(self) -> LogMean:
-        """The law without ends of the grid that hold next to nothing; mass and mean are charged."""
+        """The law without the nearly empty ends of its grid, whose mass and mean are charged."""
         weighted = self.mass * np.exp(self.logs)
         above = np.cumsum(weighted[::-1])
         cut = self.mass.size - int(np.searchsorted(above, _TAIL, side="right"))

@@ -350,7 +350,7 @@ def truncation_refusal(scheme: Scheme) -> str | None:
 
 
 def varying_noise(mechanism: MatrixMechanism) -> str | None:
-    """The reason why equal steps of C = c·I cannot be composed for the diagonal, or ``None``."""
+    """Reason why an accountant of equal steps of C = c·I refuses the diagonal, or ``None``."""
     norms = mechanism.strategy.column_norms(mechanism.steps)
     if norms.min() < norms.max():
         return "it needs the same noise at every step, the diagonal of the strategy varies"

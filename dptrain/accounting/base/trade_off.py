@@ -93,7 +93,7 @@ class TradeOff:
     def of(
         cls, guarantee: Guarantee, profile: Profile | None = None, *, floor: float | None = None
     ) -> TradeOff:
-        """The trade-off by a guarantee together with a profile of the same mechanism.
+        """The bounds of a guarantee together with those of a profile of the same mechanism.
 
         A profile counts where it is proven, each ε for certain (EXACT or UPPER_BOUND). Bounds of a
         simulation may be false one by one, so then the guarantee's own ε and δ are all there is.

@@ -1,4 +1,4 @@
-"""Bounds on how surely a run's past shows a participation: the p̃ of matrix mechanisms."""
+"""Bounds on how surely a run's past can give away a participation: the p̃ of matrix mechanisms."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class BinomialMixtureCurve(Curve):
 
     @property
     def unsampled(self) -> float:
-        """Distance in σ by which all steps together can differ if every coin were published."""
+        """Distance, in units of σ, of all steps together if every coin were published."""
         squares = math.fsum(each.steps * each.trials**2 for each in self.tosses)
         return math.sqrt(squares) * self.norm / self.spread
 

@@ -187,7 +187,7 @@ class Claim:
 
 
 def _other_grid(points: list[Any], rows: GridRows) -> str | None:
-    """Reason why these are no points of a declared grid up to the first rejection, or ``None``."""
+    """Reason why these are not a declared grid's points up to the first rejection, or ``None``."""
     if any(not isinstance(row["accepted"], bool) for row in rows):
         return "a point is neither accepted nor rejected"
     if any(row["accepted"] is not True for row in rows[:-1]):

@@ -23,7 +23,7 @@ class SettledPatterns(TiltedPatterns):
     (docs/theory/min-sep.md#thm-min-sep-settled-draws;
     ``test_settled_draws_times_weights_have_the_tilted_law``).
 
-    ``settled.covers`` the law; ``known`` are the settled messages, if they are known.
+    The law is one that ``settled.covers``; ``known`` are its settled messages, if they are known.
     """
 
     def __init__(

@@ -312,7 +312,7 @@ def _sorted_waits(min_sep: int, order: int) -> npt.NDArray[np.int64]:
 
 
 def _orderings(waits: npt.NDArray[np.int64]) -> Array:
-    """α!/Π(multiplicities): number of ways to have these waits, ascending rows."""
+    """α!/Π(multiplicities): number of ways in which copies have these waits, ascending rows."""
     run, divisor = np.ones(len(waits)), np.ones(len(waits))
     for column in range(1, waits.shape[1]):
         run = np.where(waits[:, column] == waits[:, column - 1], run + 1.0, 1.0)

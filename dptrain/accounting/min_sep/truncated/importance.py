@@ -42,7 +42,7 @@ class RarelyCut(WholeBatches):
 
     @property
     def most_samples(self) -> int:
-        """Number of samples that takes minutes."""
+        """Number of samples that take minutes."""
         return 10**8
 
     def terms(self, sigma: float) -> TermsAtEpsilon:
