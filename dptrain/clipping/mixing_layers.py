@@ -14,7 +14,7 @@ from dptrain.clipping.base.stand_in import StandIn
 
 
 def why_not(name: str, layer: nn.Module) -> str | None:
-    """Why a layer cannot be a part of a private run, with the remedy; ``None`` for any other.
+    """The reason why a layer cannot be part of a private run, with the remedy, or ``None``.
 
     A batch norm, or an instance norm that tracks statistics, is an affine map of each row by itself
     while it is in eval mode with statistics to go by; in training mode it writes the batch's into
@@ -77,7 +77,7 @@ def groups_for(layer: _BatchNorm) -> int:
     Groups of one channel, which are instance norms, trained far worse than any others in Wu & He
     2018 (arXiv 1803.08494, Table 3), and a mean over positions behind them is the same for all
     rows. A ``BatchNorm1d`` may be called without positions, where a group of few channels would
-    normalise away what it is given: its groups have 16 channels at least.
+    normalize away what it is given: its groups have 16 channels at least.
     """
     channels = layer.num_features
     least = 16 if isinstance(layer, nn.BatchNorm1d) else 4

@@ -59,7 +59,7 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
 
 
 def own_attributes(mode: str) -> frozenset[str]:
-    """What a mode keeps in the user's layers."""
+    """Names of the attributes that a mode keeps in the user's layers."""
     return HookedModule.own_attributes if mode != "bookkeeping" else frozenset()
 
 
@@ -101,7 +101,7 @@ def attach(
 
     Args:
         module: the user's.
-        parameters: those that are trained, in the optimiser's order.
+        parameters: those that are trained, in the optimizer's order.
         mode: one of ``MODES``.
         style: how gradients are clipped.
         groups: the number of each parameter's group in that style.

@@ -162,7 +162,7 @@ def _check_free(module: nn.Module, name: str) -> None:
 def _fixed(
     name: str, layer: nn.Module, done: dict[nn.Module, nn.Module], lines: list[str]
 ) -> nn.Module:
-    """What stands for a layer now; every layer is looked at once, wherever it is registered."""
+    """The layer that replaces a layer; each layer is looked at once, wherever it is registered."""
     if layer in done:
         return done[layer]
     found = layer
@@ -329,7 +329,7 @@ _MENDS: tuple[Callable[[Any], Mended], ...] = (
 
 
 def _left(name: str, layer: nn.Module) -> Iterator[str]:
-    """What a private run refuses and no change here mends."""
+    """Messages on what a private run refuses of a layer and no change here mends."""
     why = why_not(name, layer)
     if why is not None and isinstance(layer, _BatchNorm) and not isinstance(layer, LazyModuleMixin):
         file = inspect.getmodule(type(layer))

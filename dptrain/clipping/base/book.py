@@ -1,4 +1,4 @@
-"""Where the layers of a module report to."""
+"""Interface of the object that the layers of a module report to."""
 
 from __future__ import annotations
 

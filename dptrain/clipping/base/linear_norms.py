@@ -123,7 +123,7 @@ def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, in
 
 
 def pad(dtype: torch.dtype, terms: int) -> float:
-    """What is added to the square of a norm from products in float64, in units of S².
+    """Pad that is added to the square of a norm from products in float64, in units of S².
 
     It is above what the square may be off by (docs/theory/clipping.md#thm-outer-norms;
     ``test_norms_are_rounded_up``).

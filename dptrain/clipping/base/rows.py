@@ -44,7 +44,7 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def row_norms_error(numbers: int, dtype: torch.dtype) -> float:
-    """What ``row_norms`` is off by at most, relative to the norm.
+    """Bound on the error of ``row_norms``, relative to the norm.
 
     The sum over the levels of blocks of what a sum of squares and its root are off by
     (docs/theory/clipping.md#thm-row-norms;

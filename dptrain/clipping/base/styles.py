@@ -1,4 +1,4 @@
-"""How an example's gradient is shortened before the sum: to R as a whole, by groups, or always."""
+"""Clipping styles: an example's gradient is shortened to R as a whole, by groups, or always."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def parameter_groups(
     Args:
         style: how gradients are clipped.
         module: the user's.
-        parameters: its trainable ones, in the optimiser's order.
+        parameters: its trainable ones, in the optimizer's order.
 
     Raises:
         TypeError: if ``style`` is no clipping style.

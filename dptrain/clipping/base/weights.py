@@ -143,7 +143,7 @@ def per_reported(factors: torch.Tensor, unit: float | torch.Tensor) -> torch.Ten
 def _clipped_alone(
     style: ClippingStyle, norms: torch.Tensor, max_grad_norm: float, finite: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a style makes of every example by itself, from the last to the first.
+    """Factors and norms that a style gives each example alone, from the last to the first.
 
     So no factor is made of another example's norm; that one is, of the batch, the example's place
     in it or what the style has kept, shows in that the whole comes out otherwise

@@ -1,4 +1,4 @@
-"""How many examples are worked on at a time, so that what they touch stays in the cache."""
+"""Number of examples to work on at a time so that the memory they touch stays in the cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ENOUGH = 32
 
 
 def chunk_size(tensor: torch.Tensor, numbers: int) -> int:
-    """How many examples to handle at once, if each needs so many numbers."""
+    """Number of examples to handle at once if each needs ``numbers`` numbers."""
     budget = CACHE * torch.get_num_threads() if tensor.device.type == "cpu" else _DEVICE
     return max(1, budget // max(1, 4 * numbers))
 
 
 def product_size(tensor: torch.Tensor, numbers: int) -> int:
-    """How many examples to multiply at once, if each needs so many numbers.
+    """Number of examples to multiply at once if each needs ``numbers`` numbers.
 
     With one thread of an Intel processor, a core of which has 2 MB of cache, two small convolutions
     took 0.83 of the time that they took by ``chunk_size``.
@@ -37,7 +37,7 @@ def product_size(tensor: torch.Tensor, numbers: int) -> int:
 
 
 def own_size(numbers: int) -> int:
-    """How many examples of so many numbers each stay in a core's own cache."""
+    """Number of examples of ``numbers`` numbers each that stay in a core's own cache."""
     return max(1, _OWN // max(1, 4 * numbers))
 
 

@@ -44,5 +44,5 @@ class Copies:
         return found.copied.view(repeated).expand(tensor.shape)
 
     def clear(self) -> None:
-        """Let go of all copies."""
+        """Drop all copies."""
         self._made.clear()

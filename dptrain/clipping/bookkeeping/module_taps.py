@@ -125,7 +125,7 @@ class Taps:
         _forget_traces(self.module)
         undo.callback(_forget_traces, self.module)
         trained = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
-        # Not a parameter, so that no state dict and no optimiser sees it.
+        # Not a parameter, so that no state dict and no optimizer sees it.
         device = next(iter(trained.values())).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         for name, (layer, rule) in layers_with_rules(self.bare, OperationsRule).items():
@@ -161,7 +161,7 @@ class Taps:
         self._called = True
 
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why a checkpoint does not come to the same again, by the layers that it is within."""
+        """The message for a checkpoint that does not recompute the same, with its layers' names."""
         rules = [(tap.layer, tap.observe.rule) for tap in self._taps]
         followed = (rule.holders(layer) for layer, rule in rules if rule.follows)
         owners = {m: None for some in followed for _, m in some}
@@ -194,7 +194,7 @@ class Taps:
 
     @contextlib.contextmanager
     def reporting_to(self, book: Book) -> Iterator[None]:
-        """Have the layers report to another book meanwhile, of rows that are no part of the run."""
+        """Make the layers report to another book in this context: its rows are not the run's."""
         before = self._reports_to
         try:
             self._report_to(book)
@@ -209,7 +209,7 @@ class Taps:
 
     @contextlib.contextmanager
     def settling(self, anew: bool) -> Iterator[list[bool]]:
-        """Have layers note meanwhile, in passes over few rows, what all examples share.
+        """Make layers note what all examples share, in passes over few rows within this context.
 
         Yields:
             A list, to which whether anything new was found is added in the end.
@@ -266,7 +266,7 @@ class Taps:
         return [m for m in self.bare.modules() if any(q is p for q in m._parameters.values())]
 
     def _follow(self, owner: nn.Module) -> bool:
-        """Have all uses of a layer's parameters past its own forward found; whether that is new."""
+        """Find all uses of a layer's parameters outside its own forward; True if that is new."""
         tap = self._tap_around(owner, self._readers.of(owner) or [self.bare])
         within = next(name for name, m in tap.layer.named_modules() if m is owner)
         others = tap.observe.rule.others
@@ -401,6 +401,6 @@ def _computed_before_calls(module: nn.Module) -> dict[str, str]:
 
 
 def _forget_traces(module: nn.Module) -> None:
-    """Have compiled modules traced anew: a trace from before the taps would go past them."""
+    """Make compiled modules trace anew: a trace from before the taps would bypass them."""
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in module.modules()):
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Who uses a layer's parameters without calling the layer."""
+"""Modules that use a layer's parameters without calling the layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers hand to Opacus's rules, where the rules alone would get them wrong."""
+"""Inputs that layers hand to Opacus's rules, where the rules alone would be wrong."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
 
     @contextlib.contextmanager
     def reporting_to(self, witness: Witness) -> Iterator[None]:
-        """Have layers report what they see to a witness meanwhile, in a pass that leaves no trace.
+        """Make layers report what they see to a witness, in a pass that leaves no trace.
 
         Where it does not keep calls itself gradients are formed, which it is told of in the end.
         """

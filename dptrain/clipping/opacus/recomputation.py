@@ -1,4 +1,4 @@
-"""Whether a layer runs, or is differentiated, as a part of gradient checkpointing."""
+"""Detection of layers that run, or are differentiated, as a part of gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OTHER = ("recompute_fn", checkpoint.__file__)
 
 
 def recomputation() -> Literal["reentrant", "non-reentrant"] | None:
-    """Which kind of ``torch.utils.checkpoint`` runs this layer anew, in a backward pass.
+    """Kind of ``torch.utils.checkpoint`` that runs this layer anew in a backward pass, or ``None``.
 
     The non-reentrant kind has run it with gradients before, and differentiates that pass: what is
     computed anew only fills in what was not kept. The reentrant kind has run it without, and

@@ -1,4 +1,4 @@
-"""Whose every number is: owner maps, followed from operator to operator."""
+"""Owner maps, which say whose every number is, followed from operator to operator."""
 
 from dptrain.clipping.owners.answers import Answers, Telling, Told
 from dptrain.clipping.owners.looks import look_of_call

@@ -1,4 +1,4 @@
-"""What a call looks like: what a program may go by that is no number of an example."""
+"""The look of a call: all that a program may go by that is not a number of an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which owners the elements of a storage have, whatever tensors look at it."""
+"""Owners of the elements of a storage, whichever tensors view it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _FUNCTORCH = os.path.join(os.path.dirname(torch.__file__), "_functorch")
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Where owners were lost.
+    """An operation at which owners were lost.
 
     Attributes:
         kind: ``"mixed"``: what several examples have was put together; ``"unknown"``: nothing says
@@ -109,7 +109,7 @@ class OwnerTrace:
         self._taint()
 
     def owners(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Whose the elements are now: int32, of the tensor's shape."""
+        """Owners of the elements now: int32, of the tensor's shape."""
         with _unseen():
             return self._owners(tensor)
 
@@ -246,7 +246,7 @@ class OwnerTrace:
             self.memory.put(tensor, few.expand(tensor.shape), written=writes)
 
     def end(self) -> None:
-        """Let all that is under way go on unseen; ``stop`` or the next ``start`` clears up."""
+        """Stop watching all that is under way; ``stop`` or the next ``start`` clears up."""
         self.off += 1
         self.ended = True
 

@@ -44,7 +44,7 @@ class RowsMeet(RuntimeError):
 
 @dataclasses.dataclass
 class Findings:
-    """What the steps that were followed have shown; kept with the run.
+    """Findings of the steps that were followed; kept with the run.
 
     Attributes:
         shown: steps in which all that was clipped was each example's own.
@@ -65,7 +65,7 @@ class Findings:
         return cls(**copy.deepcopy(dict(saved or {})))
 
     def note(self, *, vain: bool = False) -> str:
-        """What the guarantee says of it: nothing that follows from which examples a batch has.
+        """The guarantee's note on this; nothing in it follows from which examples a batch has.
 
         Args:
             vain: whether there was a batch of which passes over a few rows showed nothing.

@@ -1,4 +1,4 @@
-"""Whether the gradients that a mode forms add up to those that autograd finds without it."""
+"""Comparison of the sum of a mode's gradients with those that autograd finds without it."""
 
 from __future__ import annotations
 

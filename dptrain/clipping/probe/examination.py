@@ -111,7 +111,7 @@ class Examination(Passes):
         larger: Rows,
         within: Callable[[bool], contextlib.AbstractContextManager[Any]],
     ) -> None:
-        """Have it seen what follows the number of rows."""
+        """Make the layers see what follows the number of rows."""
         for number in range(_PASSES):  # what one round tells may lead to other operations
             with within(number == 0) as changed:
                 self.settle(smaller)
@@ -120,7 +120,7 @@ class Examination(Passes):
                 return
 
     def attempts(self, whole: Rows, batch: AtHand) -> Iterator[tuple[Rows, int, int]]:
-        """Which leaves may follow the batch, and two numbers of examples to run.
+        """Sets of leaves that may follow the batch, each with two numbers of examples to run.
 
         Numbers that are a size of the arguments are the last to be used: positions must not look
         like examples. A leaf that has as many rows as the batch by chance (a mask of positions)
@@ -341,7 +341,7 @@ class Examination(Passes):
             raise RuntimeError(_COUNTED.format(layer=name, ties=ties))
 
     def unconfirmed(self, base: Rows, *, random: bool) -> str | None:
-        """Which parameter's gradients are not those of autograd, and what may be done about it.
+        """The parameter whose gradients are not autograd's, with the remedy, or ``None``.
 
         Raises:
             RuntimeError: with that, where hooks form them: none runs of a layer that is not called.
@@ -375,7 +375,7 @@ class Examination(Passes):
         return self._say_of(name, _UNCONFIRMED, found=found)
 
     def moved_too(self, base: Rows) -> str | None:
-        """Whose gradient moved, of a layer that is run again, when another example was changed.
+        """The replayed layer's parameter whose gradient moved when another example was changed.
 
         What other layers' gradients are made of was compared itself.
         """

@@ -46,7 +46,7 @@ def named(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def structure(arguments: dict[str, Any], rows: int) -> tuple[Any, ...]:
-    """What of the arguments is public: names, types, shapes without the rows, and switches."""
+    """The public part of the arguments: names, types, shapes without the rows, and switches."""
     found: list[Any] = []
 
     def note(leaf: Any, name: str) -> Any:
@@ -186,7 +186,7 @@ class Rows:
         }
 
     def say_second(self) -> str:
-        """Which arguments have the rows in their second dimension, or may have, and the remedy."""
+        """The arguments that have, or may have, rows as their second dimension; the remedy."""
         leaves, squares = self.leaves(), self.squares()
         places = sorted({*self.second, *squares})
         names = [f"{self.names[k]!r} of shape {tuple(leaves[k].shape)}" for k in places]
@@ -226,7 +226,7 @@ class Rows:
         return found
 
     def ordinary(self) -> torch.Tensor:
-        """Which rows hold numbers like most others', shape (rows,): finite, and of their size.
+        """Mask of rows with numbers like most others', shape (rows,): finite, and of their size.
 
         Of these a run is likely to be finite, and only that shows something.
         """
@@ -435,12 +435,12 @@ def huge(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def blank(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
-    """Nothing but zeros."""
+    """Rows of zeros."""
     return torch.zeros_like(rows) if rows.is_floating_point() else rows
 
 
 def broken(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
-    """Nothing that is a number: "is any NaN?" is asked of a whole batch, and 0 · NaN is NaN."""
+    """Rows of NaN: "is any NaN?" is asked of a whole batch, and 0 · NaN is NaN."""
     return torch.full_like(rows, torch.nan) if rows.is_floating_point() else rows
 
 

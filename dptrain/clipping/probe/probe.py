@@ -234,7 +234,7 @@ class RowProbe:
     def _look(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False
     ) -> str | None:
-        """Why these examples are not kept apart, or ``None``; looks only as often as was asked."""
+        """The reason why these examples are not kept apart, or ``None``; looks as often as asked."""
         due = self._due(args, kwargs, again=again)
         if self.together is None:
             return None if due is None else self._looked(due)
@@ -295,7 +295,7 @@ class RowProbe:
         return dataclasses.replace(found, second=found.second | by_columns)
 
     def _looked(self, due: tuple[Any, AtHand, Rows]) -> str | None:
-        """Why these examples are not kept apart, or ``None``."""
+        """The reason why these examples are not kept apart, or ``None``."""
         key, batch, whole = due
         self._probed = True
         self._signature = LossSignature(self.owners.unseen)  # other shapes may have another loss

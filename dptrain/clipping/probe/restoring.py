@@ -71,7 +71,7 @@ def attached(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, Any]]:
 
 
 def _code(function: Any) -> Any:
-    """What tells a function from others, and not from another with the same code."""
+    """Key that tells a function from others, except from those with the same code."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__code__", type(function))
@@ -133,7 +133,7 @@ class _Exchanged:
 
 
 def _restore(container: Any, held: Any) -> None:
-    """Have it hold the very objects that it held, in the same order."""
+    """Make the container hold the very objects that it held, in the same order."""
     if isinstance(container, dict):
         kind = _kind(container)
         if list(container) != list(held):

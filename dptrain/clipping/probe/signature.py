@@ -1,4 +1,4 @@
-"""What the gradient by a module's output tells of a loss that was made outside of it."""
+"""Inference of a loss made outside of a module, from the gradient by the module's output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DTYPES = (torch.float32, torch.float64, *HALF)
 
 @dataclasses.dataclass(frozen=True)
 class Outlines:
-    """What logits are known by until their gradient comes: all would take the most memory of all.
+    """Outline of logits, kept until their gradient comes: all of them would take the most memory.
 
     Attributes:
         likeliest: of each half of the classes, its log-probability, shape (targets, 2).
@@ -79,7 +79,7 @@ class LossSignature:
     (2⁻⁸ in bfloat16), so that chance is larger: there six batches in a row have to look so, where
     rounding explains what is left of Σ c_t - 1.
 
-    Not recognised: other losses, label smoothing, losses that are scaled.
+    Not recognized: other losses, label smoothing, losses that are scaled.
 
     Args:
         unseen: a context for what is done in the backward pass and is no part of it.
@@ -90,7 +90,7 @@ class LossSignature:
     ) -> None:
         self._unseen = unseen
         self._looked = 0
-        self._alike = 0  # batches in a row of single labels that looked normalised by the batch
+        self._alike = 0  # batches in a row of single labels that looked normalized by the batch
         self._told = False
         self._even: dict[int, float] = {}  # by the number of rows, the share of each
 

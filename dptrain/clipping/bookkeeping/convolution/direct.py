@@ -215,7 +215,7 @@ class ChannelsFirst(TapProducts):
         )
 
     def _copies(self) -> tuple[list[tuple[int | slice, ...]], list[tuple[slice, ...]]]:
-        """Where in the workspace, and where in the input, is everything that is no border."""
+        """Places in the workspace, and places in the input, of all that is not border."""
         shape, every = self.shape, slice(None)
         places: list[tuple[int | slice, ...]] = []
         origins: list[tuple[slice, ...]] = []
@@ -240,7 +240,7 @@ class ChannelsFirst(TapProducts):
 class ChannelsLast(TapProducts):
     """Shifted copies that have the channels of a position next to each other.
 
-    So have neighbouring taps, and one copy makes those of all taps. Remainders are side by side:
+    So have neighboring taps, and one copy makes those of all taps. Remainders are side by side:
     taps that begin at the same row of them share a product. For one group of channels.
     """
 

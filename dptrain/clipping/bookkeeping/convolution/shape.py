@@ -167,7 +167,7 @@ def overlap(start: int, step: int, inputs: int, outputs: int) -> tuple[slice, sl
 
 
 def positions(sizes: tuple[int, ...]) -> int:
-    """How many positions a grid has."""
+    """Number of positions of a grid."""
     return math.prod(sizes)
 
 

@@ -216,7 +216,7 @@ def index(op: Operation) -> Any:
 
 
 def looked_up(op: Operation) -> tuple[int, torch.Tensor, int | None] | None:
-    """Where the table is that an operation without rows takes rows from, their ids, the padding.
+    """Place of the table that an operation without rows takes rows from, their ids, the padding.
 
     ``None`` for other operations, and of a table that is no parameter itself.
     """

@@ -113,12 +113,12 @@ class Operation:
         return self.func(*args, **kwargs)
 
     def forget_rows(self) -> None:
-        """Let go of the batch's tensors: autograd keeps what is needed of them."""
+        """Drop the batch's tensors: autograd keeps what is needed of them."""
         for k in self.by_rows:
             self.leaves[k] = None
 
     def place(self, value: Any) -> int | None:
-        """Where an argument is, if it is tracked."""
+        """Place of an argument among the leaves, or ``None`` if it is not tracked."""
         return next((k for k in self.places if self.leaves[k] is value), None)
 
     def by_row(self, value: Any) -> bool:

@@ -252,7 +252,7 @@ class LayerSession:
         return self.observe(output, kept, by_root, factor=factor, shared=shared)
 
     def refusal(self, func: Callable[..., Any], what: str) -> Unhandled:
-        """Why an operation cannot be followed."""
+        """The error that says why an operation cannot be followed."""
         operation = getattr(func, "__name__", repr(func))
         found = Unhandled(
             f"{self.observe.called}{self.users}: its operation {operation!r} {what}, so that its "
@@ -264,7 +264,7 @@ class LayerSession:
 
 
 def _kept() -> contextlib.AbstractContextManager[Any]:
-    """Have autograd keep what it saves itself, within a checkpoint too.
+    """Make autograd itself keep the tensors that it saves, within a checkpoint too.
 
     A checkpoint would run its function again for it, within the backward pass of what that
     function's first run had reported.

@@ -65,7 +65,7 @@ class Trace:
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> Trace:
-        """That of ``all``."""
+        """Build the trace from the tensors that ``all`` lists."""
         return cls(tensors[0], tensors[1], tuple(tensors[2:]))
 
 
@@ -96,7 +96,7 @@ class Cell(abc.ABC):
 
     @abc.abstractmethod
     def numbers(self, weights: Weights) -> int:
-        """How many ``Signals.gates`` has for every step."""
+        """Numbers of ``Signals.gates`` for every step."""
 
     @abc.abstractmethod
     def run(self, x: torch.Tensor, weights: Weights, initial: States, steps: Steps) -> Trace:

@@ -1,4 +1,4 @@
-"""Where the steps of a batch of sequences are: one after the other, and by rows."""
+"""Places of the steps of a batch of sequences: one after the other, and by rows."""
 
 from __future__ import annotations
 

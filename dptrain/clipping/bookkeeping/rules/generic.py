@@ -67,7 +67,7 @@ class UnknownRule(CallRule):
         yield from self.others.items()
 
     def past_their_own(self) -> str:
-        """That the layer uses the parameters of others within it, where there are some."""
+        """Words that name the inner layers whose parameters this layer uses; empty if none."""
         if not self.others:
             return ""
         some = " and ".join(repr(name) for name in list(self.others)[:3])
@@ -215,7 +215,7 @@ class GenericRule(UnknownRule):
         ]
 
     def _escaped(self, layer: nn.Module) -> str:
-        """Why a gradient is refused that comes another way than by the outputs' rows."""
+        """The message for a gradient that arrives otherwise than through the outputs' rows."""
         return (
             f"a gradient reached the parameters of {self._called(layer)} otherwise than through "
             "what it returns with a row for each example: through an output of another shape, an "
@@ -307,7 +307,7 @@ class GenericRule(UnknownRule):
 
 @dataclasses.dataclass
 class _Plan:
-    """How calls on tensors of certain shapes are replayed.
+    """The way in which calls on tensors of certain shapes are replayed.
 
     Attributes:
         rows: at a time.
@@ -372,7 +372,7 @@ class _Call:
         self.gradients = [copy(g) for g in self.gradients]
 
     def plan(self) -> _Plan:
-        """How many rows fit at once, and which way to try first."""
+        """Number of rows that fit at once, and the way to try first."""
         if self.random:
             return _Plan(self.rows, "vmap")
         counted = _Memory()
@@ -540,7 +540,7 @@ class _Call:
     # -- whether it is the same --------------------------------------------------------------------
 
     def _off(self, outputs: Sequence[torch.Tensor], start: int, stop: int) -> float:
-        """How far outputs are from the forward pass's, relative to their length; the worst row."""
+        """Distance of outputs from the forward pass's, relative to their length; the worst row."""
         worst = 0.0
         for y, mark in zip(outputs, self.marks, strict=True):
             here = mark[start:stop]

@@ -82,7 +82,7 @@ class EmbeddingBagRule(LayerRule):
 
 
 def refusal_of_frequencies(layer: nn.Module) -> str | None:
-    """Why a table that divides by counts cannot be handled, or ``None``."""
+    """The reason why a table that divides by counts cannot be handled, or ``None``."""
     if layer.scale_grad_by_freq:
         return "scale_grad_by_freq=True divides by counts over the whole batch"
     return None

@@ -1,4 +1,4 @@
-"""Rules of normalisation layers: y = x̂ ⊙ w + b, with x̂ normalised within an example."""
+"""Rules of normalization layers: y = x̂ ⊙ w + b, with x̂ normalized within an example."""
 
 from __future__ import annotations
 

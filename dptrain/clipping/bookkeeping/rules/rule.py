@@ -34,7 +34,7 @@ PerExampleGradients = Callable[[nn.Module, Inputs, torch.Tensor], Mapping[str, t
 
 
 class LayerRule(abc.ABC):
-    """How the gradients of a type of layer follow from its inputs and its output's gradient.
+    """Rule by which a layer type's gradients follow from its inputs and its output's gradient.
 
     Attributes:
         recurses: whether the rule also covers the parameters of the layer's children.

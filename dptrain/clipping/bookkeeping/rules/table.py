@@ -87,7 +87,7 @@ def rule_of(layer: nn.Module) -> LayerRule | None:
 
 
 def without_rule(layer: nn.Module) -> str:
-    """That a layer has no rule, and why where its parents have one."""
+    """Words that say that a layer has no rule, and why, if a parent class has one."""
     kind = _with_rule(layer)
     why = None if kind is None else differs(layer, kind)
     found = f"{type(layer).__name__} has no rule"

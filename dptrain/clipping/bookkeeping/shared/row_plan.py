@@ -1,4 +1,4 @@
-"""Which tensors have rows of the batch, and which are the same for all examples."""
+"""Record of which tensors have rows of the batch, and which are the same for all examples."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RowPlan:
         return self._before.get(place, frozenset()) | self.found.get(place, frozenset())
 
     def factor(self, place: Hashable, shape: Shape, rows: int) -> int | None:
-        """How many entries of the first dimension each row of the batch has.
+        """Number of entries of the first dimension that each row of the batch has.
 
         Args:
             place: of the tensor among those that the layer meets.

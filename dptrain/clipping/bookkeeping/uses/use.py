@@ -255,7 +255,7 @@ def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.T
 
 
 def rounding_errors(uses: list[Use], start: int, stop: int) -> torch.Tensor | None:
-    """How far sums of per-example gradients and what is released may be from one another.
+    """Bound on the distance between sums of per-example gradients and what is released.
 
     Args:
         uses: of one parameter.

@@ -1,4 +1,4 @@
-"""What owners the results of torch's operators have: a rule for each."""
+"""Owners of the results of torch's operators: a rule for each."""
 
 from dptrain.clipping.owners.rules import (
     along,

@@ -1,4 +1,4 @@
-"""What makes each row of a result of that row of some arguments and of all of the others."""
+"""Operators that make each row of a result of that row of some arguments and all of the others."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Call:
         return self.of(self[argument])
 
     def word(self, index: torch.Tensor) -> Map:
-        """Whose word an index is, which says where elements are taken from or put.
+        """Owners of an index, which says where elements are taken from or put.
 
         Places that several examples decide together (an offset is the sum of the lengths before)
         are unknown and not mixed: the elements themselves may well be one example's.

@@ -1,4 +1,4 @@
-"""What works by groups of channels, and statistics of a batch."""
+"""Operators that work by groups of channels, and statistics of a batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def convolution_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 
 def _wanted(call: Call) -> list[int]:
-    """Which results are there."""
+    """Positions of the results that are there."""
     return [k for k, wanted in enumerate(call["output_mask"]) if wanted]
 
 

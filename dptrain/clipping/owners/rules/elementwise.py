@@ -74,7 +74,7 @@ def randomly_leaky(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("copy", "fill")
 def written_over(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """What was there before is gone."""
+    """Owners of the source: the former contents are gone."""
     source = call["src"] if call.has("src") else call["value"]
     return [thin(call.of(source)) for _ in results]
 
@@ -88,7 +88,7 @@ def made(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("random", "uniform", "exponential", "geometric", "cauchy", "log_normal", "zero")
 def filled(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Nothing of what was there before is left."""
+    """Everybody's to know: nothing is left of the former contents."""
     return [shared(t.shape) for t in results]
 
 

@@ -126,7 +126,7 @@ def _on_cpu(picked: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
 
 
 def _choice(call: Call, picked: Sequence[torch.Tensor | None]) -> tuple[Map | None, int, int]:
-    """Whose word the indices are, as they broadcast; where in the result, and how many dims."""
+    """Owners of the indices, as they broadcast; their place in the result, and number of dims."""
     given = _given(picked)
     if all(is_shared(call.of(i)) for i in given):
         return None, 0, 0
@@ -142,7 +142,7 @@ def _choice(call: Call, picked: Sequence[torch.Tensor | None]) -> tuple[Map | No
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
 def index_put(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Where what is written lands is decided by the indices, and what is not written over too."""
+    """The indices decide where values are written, and so also what is not written over."""
     owners, values = call.map("self"), call.map("values")
     picked, given = call["indices"], _given(call["indices"])
     words = [call.word(i) for i in given]
@@ -167,7 +167,7 @@ def index_put(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 
 def _put(owners: Map, picked: Sequence[torch.Tensor | None], values: Map, *, add: bool) -> Map:
-    """Where every index is everybody's to know."""
+    """Owners after a write at indices that are everybody's to know."""
     places = torch.arange(owners.numel()).view(owners.shape)
     where = torch.ops.aten.index.Tensor(places, _on_cpu(picked))
     flat = owners.reshape(-1).contiguous()
@@ -288,7 +288,7 @@ def _indexed_along(call: Call, owners: Map, index: torch.Tensor, source: Map, di
 
 @rule("masked_select", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "nonzero_static")
 def counted(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """How many there are, and where each is, all of them decide."""
+    """All elements decide how many results there are, and where each is."""
     if all(is_shared(m) for m in call.maps()):
         return [shared(t.shape) for t in results]
     for tensor in call.tensors:

@@ -1,4 +1,4 @@
-"""What owners the results of any operator have."""
+"""Owners of the results of any operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dptrain.clipping.owners.rules.elementwise import foreach, pointwise
 
 
 def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
-    """What an operator returned, and wrote into, with the maps that it has now."""
+    """Tensors that an operator returned, and wrote into, with the maps that they have now."""
     if torch.Tag.inplace_view in call.func.tags:
         return []
     if call.name in TELLING:
