@@ -1,4 +1,4 @@
-"""What every room stands on: guarantees as values, checks of arguments, JSON, random seeds."""
+"""The base of every room: guarantees as values, checks of arguments, JSON, random seeds."""
 
 from dptrain.core import checks
 from dptrain.core.arrays import Array

@@ -51,12 +51,12 @@ def _outline(value: Any) -> str:
 
 
 def named(name: str, value: Any, owner: str = "") -> str:
-    """How a message begins: ``owner: name=value``."""
+    """The start of a message: ``owner: name=value``."""
     return f"{owner}: {name}={shown(value)}" if owner else f"{name}={shown(value)}"
 
 
 def _scalar(value: Any) -> Any:
-    """What an array or tensor of no dimension holds; anything else as it is."""
+    """The number in an array or tensor of no dimension; any other value as it is."""
     if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0:
         return value.item()
     return value
@@ -191,7 +191,7 @@ def probability(name: str, value: Any, *, owner: str = "") -> float:
 
 
 def _finite(value: Any) -> bool:
-    """Whether a real number is finite; True for what is none, which others refuse by its type."""
+    """True if a real number is finite, and for other types, which other checks refuse."""
     found = _scalar(value)
     return not isinstance(found, float) or math.isfinite(found)
 

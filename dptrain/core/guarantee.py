@@ -1,4 +1,4 @@
-"""What a run promises, to whom, and how the promise was shown."""
+"""Guarantees: the promise of a run, whom it protects, and how it was shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dptrain.core.json_value import parsed
 
 
 class Adjacency(enum.Enum):
-    """Which two data sets must be hard to tell apart; zero-out is the default.
+    """The relation of two data sets that must be hard to tell apart; zero-out is the default.
 
     What a theorem needs to know of a relation is asked here. Whoever treats relations differently
     matches all of them, so that one that is added later is accounted for as none of these.
@@ -94,7 +94,7 @@ class Unit:
         return "example" if self.max_examples == 1 else "examples"
 
     def protected(self, adjacency: Adjacency) -> str:
-        """What is protected and what is not, in words for somebody who knows no symbols."""
+        """Sentence on what is protected and what is not, for somebody who knows no symbols."""
         if self.kind == "user":
             # Under any relation: the graph is public, so that somebody was there is, too.
             whatever = ", whatever else that might have been"
@@ -127,7 +127,7 @@ class Unit:
 
 
 class Kind(enum.Enum):
-    """How a guarantee was shown; only ``ESTIMATE`` proves nothing.
+    """The way in which a guarantee was shown; only ``ESTIMATE`` proves nothing.
 
     ``CONFIDENCE`` is a Monte Carlo bound for a noise level that was fixed beforehand: the claim is
     false with at most the stated probability over the accountant's own draws. It differs from
@@ -142,7 +142,7 @@ class Kind(enum.Enum):
 
     @property
     def sentence(self) -> str:
-        """How far the number can be trusted."""
+        """Words on how far the number can be trusted."""
         return {
             Kind.EXACT: "computed exactly, up to rounding towards a larger ε",
             Kind.UPPER_BOUND: "a proven upper bound",
@@ -160,7 +160,7 @@ class Guarantee:
         epsilon: ε ≥ 0 (natural logarithm), possibly ``inf``.
         delta: δ in [0, 1].
         unit: who is protected.
-        adjacency: the neighbouring relation.
+        adjacency: the neighboring relation.
         scheme: the sampling scheme that ran, as its JSON value.
         strategy: the strategy matrix, as its JSON value.
         strategy_hash: SHA-256 of the strategy's coefficients.
@@ -240,7 +240,7 @@ class Guarantee:
 
     @property
     def plain(self) -> str:
-        """Who is protected and what is not, in a few words for somebody who knows no symbols."""
+        """Sentence on who is protected and what is not, for somebody who knows no symbols."""
         if self.epsilon == math.inf or self.delta == 1:
             return "In plain words: nothing and nobody is protected."
         sure = ", if the estimate is right" if self.kind is Kind.ESTIMATE else ""

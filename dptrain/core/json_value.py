@@ -141,7 +141,7 @@ class JsonValue:
 
 
 def _origin(member: type) -> str:
-    """Where a class comes from; a module that is loaded again has the same."""
+    """Qualified name of a class, which does not change when its module is loaded again."""
     return f"{member.__module__}.{member.__qualname__}"
 
 

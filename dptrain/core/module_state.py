@@ -1,4 +1,4 @@
-"""What a module holds besides its code: parameters, buffers and what its attributes lead to."""
+"""A module's state besides its code: parameters, buffers and what its attributes lead to."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LIGHTNING = frozenset(
 _HUGGING_FACE = frozenset(("problem_type",))
 # Of a module that fully_shard was called on: how far torch is in gathering its parameters.
 _COMPOSED = "__composable_api_"
-# Of tensors: what the wrapped optimiser and Opacus's hooks keep there for a batch. The compiler
+# Of tensors: what the wrapped optimizer and Opacus's hooks keep there for a batch. The compiler
 # notes how it takes them in attributes that begin with "_dynamo".
 _OF_TENSORS = frozenset(("grad_sample", "summed_grad", "_current_grad_sample", "_forward_counter"))
 
@@ -174,7 +174,7 @@ class ModuleState:
 
 
 def content_of(value: Any) -> Any:
-    """What a byte array or a random generator holds, as a value that can be compared; else itself.
+    """The state of a byte array or random generator, as a comparable value; any other value itself.
 
     Nothing of the global generators, which every pass moves on, and which the run looks after.
     """
@@ -190,7 +190,7 @@ def content_of(value: Any) -> Any:
 
 
 def extra_states(state: ModuleState) -> dict[str, Any]:
-    """What ``get_extra_state`` of modules returns, by path, as values that can be compared."""
+    """Values that ``get_extra_state`` of modules returns, by path, as comparable values."""
     return {
         _join(name, "_extra_state"): _comparable(m.get_extra_state())
         for name, m in state.modules.items()
@@ -199,7 +199,7 @@ def extra_states(state: ModuleState) -> dict[str, Any]:
 
 
 def put_back(value: Any) -> Callable[[], None]:
-    """Have an array, a byte array or a generator hold again what it does now, when called."""
+    """Return a function that restores the present contents of an array, byte array or generator."""
     if isinstance(value, np.ndarray):
         numbers = value.copy()
         return lambda: np.copyto(value, numbers) if value.flags.writeable else None
@@ -233,7 +233,7 @@ def _global_generators() -> Sequence[torch.Generator]:
 
 
 def _holds(value: Any) -> bool:
-    """Whether it is a list, dict, set or queue, of the plain kinds or of one like them."""
+    """True if the value is a list, dict, set or queue, or of a subclass of them."""
     return isinstance(value, list | dict | set | deque)
 
 
@@ -281,7 +281,7 @@ def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _is_a(value: Any, *kinds: str) -> bool:
-    """Whether it is of a class with one of these names, without importing what has it."""
+    """True if the value's class has one of these names; imports nothing to find out."""
     return any(kind.__name__ in kinds for kind in type(value).__mro__)
 
 

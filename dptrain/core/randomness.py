@@ -85,7 +85,7 @@ def global_state() -> dict[str, Any]:
 
 
 def same_global_state(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether no generator was used between two calls of ``global_state``."""
+    """True if no generator was used between two calls of ``global_state``."""
     return (
         torch.equal(ours["torch"], theirs["torch"])
         and all(torch.equal(a, b) for a, b in zip(ours["cuda"], theirs["cuda"], strict=False))
