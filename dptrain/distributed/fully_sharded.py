@@ -19,7 +19,7 @@ _HOW = (
 
 
 class FullySharded:
-    """What a run does with a model each rank of which keeps a shard of every parameter.
+    """A run's view of a model of which each rank keeps a shard of every parameter.
 
     Every rank is a data-parallel rank: it has examples of its own, and the module is whole while
     one of its blocks computes. So norms and clip factors are those of a model that is not divided,
@@ -75,7 +75,7 @@ class FullySharded:
 
     @staticmethod
     def there(module: Any) -> bool:
-        """Whether ``fully_shard`` was called on the module, or on a layer of it."""
+        """True if ``fully_shard`` was called on the module, or on a layer of it."""
         return isinstance(module, nn.Module) and any(
             base.__name__ == "FSDPModule" for m in module.modules() for base in type(m).__mro__
         )
@@ -152,11 +152,11 @@ class FullySharded:
         return found
 
     def whole_of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """What layers hold in place of these while they compute; once ``as_whole`` was entered."""
+        """Parameters that layers compute with in place of these, once ``as_whole`` was entered."""
         return [self._of[p]._unsharded_param for p in parameters]
 
     def rest(self) -> None:
-        """Have the module hold its shards: torch leaves the outermost layers whole at times."""
+        """Make the module hold its shards: torch leaves the outermost layers whole at times."""
         for group in self._groups:
             group._to_sharded()
 
@@ -199,7 +199,7 @@ class FullySharded:
             undo()
 
     def _noted(self) -> Callable[[], None]:
-        """What puts back how far torch is in the passes that are under way."""
+        """Return a function that restores torch's progress in the passes that are under way."""
         kept: list[tuple[Any, str, Any]] = []
         for state in self._states:
             kept.append((state, "_training_state", state._training_state))
@@ -225,7 +225,7 @@ class FullySharded:
 
     @contextlib.contextmanager
     def together(self, ranks: Ranks, wanted: bool) -> Iterator[None]:
-        """Let ranks that want to run the module by themselves; all have to come here.
+        """Context in which ranks that want to may run the module alone; all ranks must enter it.
 
         Args:
             ranks: of the run.
@@ -242,7 +242,7 @@ class FullySharded:
             ranks.any("a look at the module", False)
 
     def hold_gradients(self) -> None:
-        """Have torch reduce no gradients: none is to leave the rank before it is clipped.
+        """Make torch reduce no gradients: none may leave the rank before it is clipped.
 
         In a private run no parameter gets one: what reaches a whole parameter is refused by what
         looks at the layers, what reaches a shard (of a penalty on the weights, say) is here.
@@ -255,7 +255,7 @@ class FullySharded:
                 self._hooks.append(p.register_post_accumulate_grad_hook(_refuse))
 
     def release(self) -> None:
-        """Have it reduce them as before the run."""
+        """Make torch reduce gradients as before the run."""
         for group, before in self._synced:
             group.reduce_grads = before
         for hook in self._hooks:
@@ -264,7 +264,7 @@ class FullySharded:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """What a call of ``fully_shard`` gathers at once; one, or none, before torch 2.13."""
+    """Groups that a call of ``fully_shard`` gathers at once; one, or none, before torch 2.13."""
     found = getattr(state, "_fsdp_param_groups", None)
     return [g for g in (state._fsdp_param_group,) if g] if found is None else list(found)
 
@@ -294,5 +294,5 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_divided(tensor: Any) -> bool:
-    """Whether each rank has a part of it (a DTensor)."""
+    """True if each rank has a part of the tensor (a DTensor)."""
     return any(base.__name__ == "DTensor" for base in type(tensor).__mro__)

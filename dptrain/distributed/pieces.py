@@ -154,7 +154,7 @@ class _Cut:
             yield start, min(start + step, longest)
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, tuple[int, int], int]]:
-        """What lies there: the rank, the tensor, its entries, and their place in the vector."""
+        """Pieces between the two: the rank, the tensor, its entries, their place in the vector."""
         for rank, ends in enumerate(self._ends):
             position = bisect.bisect_right(ends, start)
             while position < len(ends):

@@ -189,7 +189,7 @@ class Ranks:
         return [row[1 : 1 + len(numbers)] for row in rows]
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns on rank 0, which alone calls it; a value that can be pickled."""
+        """The value that ``work`` returns on rank 0, which alone calls it; it must be picklable."""
         if self.world_size == 1:
             return work()
         box: list[Any] = [work() if self.rank == 0 else None]
@@ -200,7 +200,7 @@ class Ranks:
         return value
 
     def any(self, place: str, own: bool) -> bool:
-        """Whether it is so on one of the ranks.
+        """True if ``own`` is true on at least one rank.
 
         Args:
             place: where in its program the rank is; one of those known to this file.

@@ -1,4 +1,4 @@
-"""How tensors travel between ranks: in few messages, on a device that the backend can send from."""
+"""Transport of tensors between ranks: few messages, on a device that the backend can send from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKET = 1 << 23  # numbers of small tensors that travel together, 32 MiB of flo
 
 
 def bucket_length(longest: int, ranks: int) -> int:
-    """How many numbers of each rank's slice travel together.
+    """Count of numbers of each rank's slice that travel together.
 
     Args:
         longest: numbers of the longest slice.
@@ -30,7 +30,7 @@ def everywhere(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """What goes wrong in here is the connection: nobody can be told.
+    """Report an error in this context as one of the connection: no other rank can be told.
 
     Raises:
         ConnectionError: in place of torch's error, with the remedy.

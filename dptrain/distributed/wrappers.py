@@ -1,4 +1,4 @@
-"""What libraries of parallel training wrap, and a private run cannot use as it is."""
+"""Wrappers of libraries for parallel training, which a private run cannot use as they are."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bare_module(module: Any, mode: str | None) -> Any:
 
 
 def check_whole_optimizer(optimizer: Any, module: Any) -> None:
-    """Refuse an optimiser or parameters that are divided among processes.
+    """Refuse an optimizer or parameters that are divided among processes.
 
     Those of a module that ``fully_shard`` was called on may be: see ``FullySharded``.
 
