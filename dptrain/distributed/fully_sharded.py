@@ -270,11 +270,7 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 def _refuse(p: torch.Tensor) -> None:
-    """No gradient belongs on a shard.
-
-    Raises:
-        RuntimeError: with the remedy.
-    """
+    """No gradient belongs on a shard."""
     p.grad = None  # not clipped
     raise RuntimeError(
         f"a gradient reached the shards of a parameter of shape {tuple(p.shape)} past the layer "

@@ -30,11 +30,7 @@ def everywhere(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Report an error in this context as one of the connection: no other rank can be told.
-
-    Raises:
-        ConnectionError: in place of torch's error, with the remedy.
-    """
+    """Report an error in this context as one of the connection: no other rank can be told."""
     try:
         yield
     except Exception as error:

@@ -88,9 +88,6 @@ def check_rows(found: int, expected: int, views: int = 1) -> None:
         found: gradients there are.
         expected: examples of the batch, padding included.
         views: rows an example has.
-
-    Raises:
-        UnclearRows: with what to change; clipping anything else would not bound an example.
     """
     if found == expected * views:
         return
@@ -119,9 +116,6 @@ def check_dense(called: str, *values: Any) -> None:
     Args:
         called: what is called on the values, as a message begins.
         values: arguments of the call, in which tensors are looked for.
-
-    Raises:
-        RuntimeError: naming the layout and the remedy.
     """
     for value in tree_leaves(values):
         if not isinstance(value, torch.Tensor):

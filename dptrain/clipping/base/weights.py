@@ -25,9 +25,6 @@ def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> 
         parts: for each parameter the norms of its per-example gradients, shape (rows,), or ``None``
             where it took no part; the result is on the first one's device, in the widest dtype.
         groups: the number, from 0, of each parameter's group; see ``ClippingStyle.groups``.
-
-    Raises:
-        ValueError: if no parameter took part, or there is not one group for every parameter.
     """
     present = [part for part in parts if part is not None]
     if not present:
@@ -77,9 +74,6 @@ def clip_factors(
 
     Returns:
         (factors, finite), of shapes (rows, groups) and (rows,).
-
-    Raises:
-        ValueError: if a style that is none of dptrain's breaks what ``ClippingStyle.clip`` states.
     """
     finite = (norms < math.inf).all(dim=1)  # NaN is not
     if type(style) in PROVEN:
@@ -114,9 +108,6 @@ def enlargement(unit: float | torch.Tensor, max_grad_norm: float, loss_scale: fl
         unit: what reported gradients are multiplied by; also one for each row.
         max_grad_norm: R.
         loss_scale: S, part of the unit.
-
-    Raises:
-        RuntimeError: if R or S · R is so small that float32 has too few digits of the gradients.
     """
     if max_grad_norm < _LEAST_BOUND or max_grad_norm * loss_scale < _LEAST_REPORTED:
         raise RuntimeError(
@@ -148,9 +139,6 @@ def _clipped_alone(
     So no factor is made of another example's norm; that one is, of the batch, the example's place
     in it or what the style has kept, shows in that the whole comes out otherwise
     (``test_no_factor_of_a_style_of_ones_own_is_of_others``).
-
-    Raises:
-        ValueError: if it does, or the shapes are wrong.
     """
     start = f"clipping={style}: its clip()"
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -187,9 +175,6 @@ def _check_clipped(
     """Refuse factors under which the sensitivity of the sum would not be R.
 
     The norms are private, so the message holds none.
-
-    Raises:
-        ValueError: saying which of its promises the style breaks.
     """
     start = f"clipping={style}: its clip()"
     slack = 1.0 + _ROUNDING

@@ -370,9 +370,6 @@ def check_same_batch(since: MicroBatch | None, batch: MicroBatch | None) -> None
     Args:
         since: the batch that was at hand in the forward pass.
         batch: the one at hand now.
-
-    Raises:
-        RuntimeError: saying what to do; the gradients would be released as another batch's.
     """
     if since is not batch:
         raise RuntimeError(

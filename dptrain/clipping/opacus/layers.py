@@ -55,11 +55,7 @@ class OpacusLayers(GradSampleHooks):
         self._one_id_each: set[nn.Module] = set()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's module.
-
-        Raises:
-            RuntimeError: where a layer's output is written to, with the remedy.
-        """
+        """The user's module."""
         try:
             return super().forward(*args, **kwargs)
         except RuntimeError as error:
@@ -74,12 +70,7 @@ class OpacusLayers(GradSampleHooks):
             ) from error
 
     def iterate_submodules(self, module: nn.Module) -> Iterator[nn.Module]:
-        """The layers that get hooks, each once.
-
-        Raises:
-            ValueError: for one that is also a part of a layer without a rule, which is
-                differentiated as a whole: it would count twice.
-        """
+        """The layers that get hooks, each once."""
         found = dict.fromkeys(super().iterate_submodules(module))  # calls this for the children
         names = {layer: name for name, layer in self._module.named_modules()}
         for layer in found:
@@ -105,9 +96,6 @@ class OpacusLayers(GradSampleHooks):
         Args:
             module: a layer, in its backward pass.
             rows: of the batch.
-
-        Raises:
-            RuntimeError: with the remedy.
         """
         if type(module) is not nn.Embedding or module in self._one_id_each:
             return

@@ -468,9 +468,6 @@ def declare(
         collated: whether lists hold fields, but for lists of texts.
         called: whether the module is called on it, as are switches of the program's.
         second: tensors that have the rows that are fed in their second dimension.
-
-    Raises:
-        Ambiguous: for containers of which nothing says whether they are by rows.
     """
     known = True
     several = len(records) > 1
@@ -557,11 +554,7 @@ def _leaves(value: Any, rows: int | None = None, *, collated: bool = False) -> I
 
 
 def _is_by_rows(value: Sequence[Any], rows: int | None, *, collated: bool) -> bool:
-    """True if a list has an item for each row.
-
-    Raises:
-        Ambiguous: if it has so many, and these have as many.
-    """
+    """True if a list has an item for each row."""
     if rows is None or rows < 2 or len(value) != rows:
         return False
     if collated:

@@ -103,9 +103,6 @@ class Confirmation:
 
         Args:
             rows: to run the module on.
-
-        Raises:
-            Exception: what the module raises.
         """
         parameters = {n: p for n, p in self._trained.items() if p.requires_grad}
         self.replayed = False

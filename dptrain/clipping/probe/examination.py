@@ -341,11 +341,7 @@ class Examination(Passes):
             raise RuntimeError(_COUNTED.format(layer=name, ties=ties))
 
     def unconfirmed(self, base: Rows, *, random: bool) -> str | None:
-        """The parameter whose gradients are not autograd's, with the remedy, or ``None``.
-
-        Raises:
-            RuntimeError: with that, where hooks form them: none runs of a layer that is not called.
-        """
+        """The parameter whose gradients are not autograd's, with the remedy, or ``None``."""
         trained = self._trained
         if self._hooked:  # which refuse a call in eval mode themselves
             training = {p for m in self.layers if m.training for p in m._parameters.values()}

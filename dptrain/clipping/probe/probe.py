@@ -234,7 +234,7 @@ class RowProbe:
     def _look(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False
     ) -> str | None:
-        """The reason why these examples are not kept apart, or ``None``; looks as often as asked."""
+        """The reason why these examples are not kept apart, or ``None``; looks as asked."""
         due = self._due(args, kwargs, again=again)
         if self.together is None:
             return None if due is None else self._looked(due)
@@ -396,11 +396,7 @@ class RowProbe:
         return alone and not run.told and not run.reduced
 
     def _late(self, key: Any, base: Rows, passes: Examination, *, shown: bool) -> None:
-        """The step has come to its end: what is known of the call, or what was left to do.
-
-        Raises:
-            RuntimeError: naming the layer, and the remedy.
-        """
+        """The step has come to its end: what is known of the call, or what was left to do."""
         if not shown:
             now, self._busy = replay(), True
             try:

@@ -91,9 +91,6 @@ def weighted_sum(
 
     Returns:
         Shape weight.shape; float32 for half precision.
-
-    Raises:
-        ValueError: if shapes do not belong together.
     """
     shape.check(a, g)
     a, shape = shape.symmetric(a)

@@ -46,9 +46,6 @@ def gradients_in_groups(
 
     Returns:
         Shapes (B, *weight.shape) and (B,).
-
-    Raises:
-        ValueError: if shapes do not belong together.
     """
     shape.check(a, g)
     joint = _joint_forward if channels_alone(shape, tuple(a.shape[2:])) else _joint_backward

@@ -37,11 +37,7 @@ class ConvShape:
 
     @classmethod
     def of(cls, layer: nn.Module) -> ConvShape:
-        """The shape of an ``nn.Conv1d``, ``Conv2d`` or ``Conv3d``.
-
-        Raises:
-            TypeError: for anything else; of transposed ones see ``adjoint``.
-        """
+        """The shape of an ``nn.Conv1d``, ``Conv2d`` or ``Conv3d``."""
         if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise TypeError(
                 f"layer is a {type(layer).__name__}; Conv1d, Conv2d and Conv3d have per-example "
@@ -141,11 +137,7 @@ class ConvShape:
         return F.pad(a, widths, mode=mode), shape
 
     def check(self, a: torch.Tensor, g: torch.Tensor) -> None:
-        """Refuse inputs and output gradients that do not belong to this convolution.
-
-        Raises:
-            ValueError: with both shapes.
-        """
+        """Refuse inputs and output gradients that do not belong to this convolution."""
         if a.dim() == 2 + len(self.kernel) and a.shape[1] == self.in_channels:
             expected = (len(a), self.out_channels, *self.output_sizes(tuple(a.shape[2:])))
             if g.shape == expected:

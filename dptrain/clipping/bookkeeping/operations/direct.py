@@ -334,11 +334,7 @@ DIRECT: dict[Callable[..., Any], Handler] = {
 
 
 def replayed(op: Operation) -> Any:
-    """The operation's result, its tracked tensors' gradients found by running it for each row.
-
-    Raises:
-        Unhandled: if the result is no tensor with a row for each example.
-    """
+    """The operation's result, its tracked tensors' gradients found by running it for each row."""
     output = op.run()
     if not isinstance(output, torch.Tensor) or not output.dim():
         raise op.session.refusal(op.func, "returns something other than one tensor by rows")

@@ -92,11 +92,7 @@ class Operation:
 
     @property
     def factor(self) -> int:
-        """Rows for each row of the batch, the same in all tensors that have rows.
-
-        Raises:
-            Unhandled: if they differ.
-        """
+        """Rows for each row of the batch, the same in all tensors that have rows."""
         found = {self.factors[k] for k in self.by_rows}
         if len(found) != 1:
             raise self.session.refusal(self.func, "meets tensors with different numbers of rows")

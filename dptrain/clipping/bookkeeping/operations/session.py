@@ -160,11 +160,7 @@ class LayerSession:
         return tree_unflatten(found, spec)
 
     def each_row(self, tracked: Tracked, factor: int, dims: int) -> torch.Tensor:
-        """A tracked tensor with a copy for every row, to meet tensors of so many dimensions.
-
-        Raises:
-            Unhandled: where its first dimension would meet the rows.
-        """
+        """A tracked tensor with a copy for every row, to meet tensors of so many dimensions."""
         shape = tuple(tracked.shape)
         first_is_free = len(shape) < dims or (len(shape) == dims and shape[0] == 1)
         if not first_is_free or (tracked.second and self.rows > 1):
@@ -181,11 +177,7 @@ class LayerSession:
         return self.observe(copies, (), uses, factor=factor, shared=shared)
 
     def each_second(self, tracked: Tracked) -> torch.Tensor:
-        """A tracked tensor whose second dimension is to have the rows, with a copy for each.
-
-        Raises:
-            Unhandled: unless it repeats one entry for all of them.
-        """
+        """A tracked tensor whose second dimension is to have the rows, with a copy for each."""
         shape = tuple(tracked.shape)
         if not tracked.still_repeats or shape[1] != self.rows:
             raise self.refusal(

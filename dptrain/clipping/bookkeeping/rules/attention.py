@@ -164,11 +164,7 @@ def _mask(
     key_padding_mask: torch.Tensor | None,
     attn_mask: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """The sum added to the scores; broadcasts to (rows, heads, queries, keys and the appended).
-
-    Raises:
-        RuntimeError: for a mask of another shape, that broadcasting would put up with.
-    """
+    """The sum added to the scores; broadcasts to (rows, heads, queries, keys and the appended)."""
     rows, queries, keys = len(q), q.shape[1], k.shape[1]
     total: torch.Tensor | None = None
     for name, mask, shapes in (

@@ -126,11 +126,7 @@ class GenericRule(UnknownRule):
     def _call(
         self, observe: Observe, forward: Forward, args: Inputs, kwargs: dict[str, Any]
     ) -> Any:
-        """The layer's output, every tensor in it observed.
-
-        Raises:
-            RuntimeError: for arguments that cannot be cut into rows.
-        """
+        """The layer's output, every tensor in it observed."""
         layer = observe.layer
         self.costs.kind = type(layer).__name__
         inputs = _tensors_of((args, kwargs), self._refuse_opaque)

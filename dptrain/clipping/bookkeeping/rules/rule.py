@@ -550,9 +550,6 @@ def are_shared(ids: torch.Tensor, rows: int, *, stayed: bool = False) -> bool:
         ids: that are looked up.
         rows: that the model sees.
         stayed: whether there were as many for another number of rows.
-
-    Raises:
-        UnclearRows: for ids that may be the examples' or shared.
     """
     if ids.dim() and len(ids) == rows:
         if rows == 1 or not (stayed or ids.dim() == 1):

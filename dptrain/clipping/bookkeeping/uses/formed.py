@@ -134,9 +134,6 @@ def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Formed
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
         shape: of the convolution.
-
-    Raises:
-        ValueError: if shapes do not belong together.
     """
     return _formed(a, g, shape, summing_dtype(g))
 
