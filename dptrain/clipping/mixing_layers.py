@@ -106,12 +106,7 @@ def keeps_statistics(layer: nn.Module) -> bool:
 
 
 class _InEvalMode(StandIn):
-    """The forward of a layer that keeps statistics.
-
-    Args:
-        name: of the layer.
-        layer: itself.
-    """
+    """The forward of a layer that keeps statistics."""
 
     def __init__(self, name: str, layer: nn.Module) -> None:
         super().__init__(layer, "forward")

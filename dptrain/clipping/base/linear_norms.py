@@ -129,7 +129,6 @@ def pad(dtype: torch.dtype, terms: int) -> float:
     ``test_norms_are_rounded_up``).
 
     Args:
-        dtype: of the norm.
         terms: m + n + 2T.
     """
     return max(ROUNDING * unit(dtype), 1.02 * (terms + 16) * unit(torch.float64))

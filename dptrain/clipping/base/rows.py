@@ -85,9 +85,7 @@ def check_rows(found: int, expected: int, views: int = 1) -> None:
     """Refuse per-example gradients that are not one per row of the batch.
 
     Args:
-        found: gradients there are.
         expected: examples of the batch, padding included.
-        views: rows an example has.
     """
     if found == expected * views:
         return
@@ -115,7 +113,6 @@ def check_dense(called: str, *values: Any) -> None:
 
     Args:
         called: what is called on the values, as a message begins.
-        values: arguments of the call, in which tensors are looked for.
     """
     for value in tree_leaves(values):
         if not isinstance(value, torch.Tensor):

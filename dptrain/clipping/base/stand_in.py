@@ -27,10 +27,6 @@ class StandIn:
     ``inspect.signature``. Copies of the module (by ``copy`` or ``pickle``) have their class's
     method again: a copy of this one would run the module that was copied, with its parameters.
 
-    Args:
-        module: whose method it is.
-        name: of the method.
-
     Attributes:
         own: the method, the module's or what some library put there before.
         attached: whether it does more than to call that one.

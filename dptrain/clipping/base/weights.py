@@ -70,7 +70,6 @@ def clip_factors(
         admit: an individual filter, from bounds on the norms of what the examples contribute to
             a_i in [0, 1], both of shape (rows,); ``None``: 1. An example that is not finite
             contributes 0.
-        style: how gradients are clipped.
 
     Returns:
         (factors, finite), of shapes (rows, groups) and (rows,).

@@ -275,8 +275,6 @@ class BookkeepingClipper(Book):
             norms: of the groups' gradients, shape (examples, groups).
             max_grad_norm: R > 0.
             weights: shape (examples,); 0 for padding, which counts nowhere.
-            admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
-                gradients; ``None``: all 1.
         """
         self.norms = total_norms(norms)
         weights = weights.to(norms)
@@ -365,12 +363,7 @@ def tell_of_no_gradient() -> None:
 
 
 def check_same_batch(since: MicroBatch | None, batch: MicroBatch | None) -> None:
-    """Refuse a backward pass of which the forward pass saw another batch.
-
-    Args:
-        since: the batch that was at hand in the forward pass.
-        batch: the one at hand now.
-    """
+    """Refuse a backward pass of which the forward pass saw another batch."""
     if since is not batch:
         raise RuntimeError(
             "this backward pass is of a forward pass from before the batch at hand was taken from "

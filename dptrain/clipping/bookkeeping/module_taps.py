@@ -323,12 +323,7 @@ class Taps:
 
 
 class RootTap(StandIn):
-    """The forward of the user's module; before it the probe, where there is one, of what it may do.
-
-    Args:
-        module: the user's.
-        taps: what is attached to it.
-    """
+    """The forward of the user's module; before it the probe, if any, looks at what it may do."""
 
     def __init__(self, module: nn.Module, taps: Taps) -> None:
         self.taps = taps

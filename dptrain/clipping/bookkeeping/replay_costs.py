@@ -18,7 +18,6 @@ class Replays:
     """Times that one layer was run again.
 
     Attributes:
-        name: of the layer.
         kind: the layer's type, for people.
         seconds: that replays have taken, without finding out how to replay.
         before: what ``seconds`` was before those of the last call.

@@ -22,7 +22,6 @@ def layer_norm_gradients(
     """Per-example gradients of a LayerNorm, which may have no bias; Opacus's signature.
 
     Args:
-        layer: the layer.
         activations: its input, shape (rows, ..., *normalized_shape).
         backprops: gradient of the loss by its output, of the same shape.
 
@@ -92,10 +91,6 @@ class OpacusLayers(GradSampleHooks):
         Row i would hold the gradient of position i from all examples, clipped as if it were that of
         example i: every row changes with one example. A layer that was called on as many ids that
         do not follow one another has one an example, and may have any from then on.
-
-        Args:
-            module: a layer, in its backward pass.
-            rows: of the batch.
         """
         if type(module) is not nn.Embedding or module in self._one_id_each:
             return

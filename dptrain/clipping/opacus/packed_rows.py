@@ -19,9 +19,6 @@ def refuse_reordered_rows(module: nn.Module) -> list[RemovableHandle]:
     Its per-example gradients are then in that order and those of all other layers in the batch's,
     so that "row i" is made of two examples: clipped to R, removing one example moves the sum by up
     to 2R (measured: 1.4R), and an individual filter charges the wrong one.
-
-    Returns:
-        The hooks, one for every recurrent layer.
     """
 
     def check(name: str, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -201,7 +201,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
                     p.grad_sample = sum(several)  # type: ignore[attr-defined]
 
     def _check_call(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Refuse inputs that Opacus cannot use, or would leave out, and parameters unfrozen since."""
+        """Refuse inputs that Opacus cannot use or would omit, and parameters unfrozen since."""
         own = dict(module.named_parameters(recurse=False))
         if new := [n for n, p in own.items() if p.requires_grad and not hasattr(p, "grad_sample")]:
             raise RuntimeError(

@@ -228,7 +228,6 @@ def _flat(cell: _Cell, least: int, unit: int) -> _ByBlock:
     """Written out for so many elements of the storage at least; the cell's own if that will do.
 
     Args:
-        cell: of the storage.
         least: elements.
         unit: of which the size of blocks is to be a divisor.
     """

@@ -461,7 +461,6 @@ def declare(
     """Say whose the numbers of a batch are; whether all that it holds is known then.
 
     Args:
-        trace: to be told.
         given: what the loader gives, or what the module is called on.
         records: whose the rows are, shape (rows,).
         fed: whose they are where each has all its views.

@@ -82,10 +82,6 @@ class Confirmation:
     by units in the last place, and so do gradients of which rounding errors are all that is left
     (docs/theory/limits.md#thm-confirmed).
 
-    Args:
-        passes: of the user's module.
-        trained: its parameters that the run trains, by name.
-
     Attributes:
         replayed: whether layers were run again for the gradients that were compared.
         plainly: whether autograd is to keep the tensors that it saves as they are.
@@ -99,11 +95,7 @@ class Confirmation:
         self.replayed = self.plainly = False
 
     def disagreement(self, rows: Rows) -> tuple[str, bool] | None:
-        """The parameter that is off by most, beyond rounding, and whether no use of it is known.
-
-        Args:
-            rows: to run the module on.
-        """
+        """The parameter that is off by most, beyond rounding, and whether no use of it is known."""
         parameters = {n: p for n, p in self._trained.items() if p.requires_grad}
         self.replayed = False
         with exact_products():
@@ -153,7 +145,6 @@ class Confirmation:
         gradients, and maybe nothing that the layers are given.
 
         Args:
-            base, changed: what to run the module on.
             own: rows of the example that is changed.
         """
         factors = 1.0 + torch.arange(base.rows) % 2

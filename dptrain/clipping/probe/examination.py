@@ -85,7 +85,6 @@ class Examination(Passes):
         shown: layers that a gradient of some pass reached, to which more are added.
 
     Attributes:
-        names: of the module's layers.
         check: of the gradients that the mode forms, in the last of these passes.
     """
 
@@ -306,9 +305,6 @@ class Examination(Passes):
         The first and the last are, so that all others have another place, from the front and from
         the end, and one beside it, so that the number is odd. In eval mode, if random numbers are
         drawn otherwise: batches of other sizes have others.
-
-        Args:
-            a: the run on all of them.
         """
         rows, views = a.rows, self.views
         kept = list(range(views, rows.rows - 2 * views))

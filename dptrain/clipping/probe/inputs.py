@@ -95,8 +95,6 @@ def _dimension(leaf: Any, rows: int, *, second: bool = False) -> int | None:
     """The one that has the rows: the first, or the second of a tensor of (steps, rows, ...).
 
     Args:
-        leaf: of the arguments.
-        rows: that the module is fed.
         second: whether it is the second where both have so many, or there is but one row.
     """
     may_be = isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.shape[1] == rows
@@ -114,7 +112,6 @@ class Rows:
 
     Attributes:
         args, kwargs: of the call, by name.
-        rows: number of rows.
         names: what a leaf is called, by its place.
         following: places of the leaves that have these rows.
         second: of these, and maybe others, those that have them in the second dimension.
@@ -138,8 +135,6 @@ class Rows:
         """With all leaves following that have so many rows.
 
         Args:
-            args, kwargs: of the call, by name.
-            rows: number of rows.
             second: places and names of leaves that had the rows in their second dimension before.
         """
         names: list[str] = []
@@ -261,7 +256,6 @@ class Rows:
 
         Args:
             own, other: rows of two examples, which may be equal.
-            change: see ``Change``.
         """
         differs = False
 

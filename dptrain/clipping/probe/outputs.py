@@ -29,8 +29,6 @@ class Outputs:
         """The floating-point tensors in what a module returned.
 
         Args:
-            value: that it returned.
-            rows: that it was run on.
             note: whether this is one of the passes that show where the rows are.
         """
         found = list(_floats(value))
@@ -99,10 +97,6 @@ def weigh(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     w + sin y is bounded, and changes with y wherever that is. It is written down at once: autograd
     would hold six tensors of the size of y on the way to it, and what a decoder returns is the
     largest tensor there is.
-
-    Args:
-        y: an output.
-        w: of its shape.
     """
     y = y.detach()
     found = y.to(torch.promote_types(y.dtype, torch.float32)).sin()
@@ -121,7 +115,6 @@ def weigh_rows(
     Args:
         outputs: with their rows first, or without any.
         gradients: of their shapes, changed in place.
-        rows: that the module was run on.
     """
     generator = torch.Generator().manual_seed(1)
     by_rows = [k for k, y in enumerate(outputs) if y.dim() and len(y) == rows]

@@ -43,7 +43,6 @@ class Pass:
         seen: calls of layers, from the last to the first.
         finite: whether all numbers there are.
         reduced: whether the module returned a loss, a single number.
-        rows: that the module was run on.
         told: numbers that it was told.
         random: whether the forward pass drew random numbers.
     """
@@ -66,7 +65,6 @@ class Passes:
         hooked: whether Opacus's hooks form the gradients.
 
     Attributes:
-        views: as given.
         start: brings the generators into that state.
         outputs: where what the module returns has the rows.
         answers: what the program was told in passes that are compared.
@@ -111,7 +109,6 @@ class Passes:
         """A pass there and back.
 
         Args:
-            rows: to run on.
             of: how many rows these are some of, and which, so that they are weighed as there.
             loss: what a loss is weighed by.
             steps_first: whether what has several entries for each row has all rows' first ones

@@ -95,12 +95,7 @@ class _Exchanged:
         self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def within(self, container: Any, held: Any) -> None:
-        """Exchange the tensors of a list, dict, set or queue.
-
-        Args:
-            container: to be written into.
-            held: what it holds.
-        """
+        """Exchange the tensors of a list, dict, set or queue."""
         if isinstance(container, set):
             for value in held:
                 if (new := self.of(value)) is not value:

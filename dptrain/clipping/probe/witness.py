@@ -25,7 +25,6 @@ class Sighting:
     """One call of a layer that the loss depends on.
 
     Attributes:
-        layer: the layer.
         inputs: the tensors that its per-example gradients are formed from.
         gradient: of the loss by its output, shape (rows, ...).
     """
@@ -102,7 +101,6 @@ def moved(
 
     Args:
         ours, theirs: what was seen of the same calls in two runs.
-        rows: that the module was fed.
         changed: those whose numbers were changed from one run to the other.
         repeated: of the first run, once more: what moves there is rounding.
 

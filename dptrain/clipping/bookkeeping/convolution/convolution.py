@@ -51,8 +51,6 @@ def costs(shape: ConvShape, spatial: tuple[int, ...], *, half: bool = False) -> 
     and then forms the sum by ``weighted_sum``.
 
     Args:
-        shape: of the convolution.
-        spatial: sizes of the input.
         half: whether gradients that are kept are products in bfloat16, by units for it.
     """
     outputs, rate = shape.output_sizes(spatial), product_rate()
@@ -85,7 +83,6 @@ def weighted_sum(
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
         factors: shape (B,). An example of factor 0 may be anything, NaN too.
-        shape: of the convolution.
         scratch: memory of the shape of ``g``, which then holds f_i · g; may be ``g`` itself where
             nobody reads that any more. Where ``None``, the smaller of ``a`` and ``g`` is scaled.
 

@@ -23,10 +23,8 @@ class TapGradients(NamedTuple):
     """Gradients of some taps of the first dimension, of all examples.
 
     Attributes:
-        taps: which.
         storage: of shape (B, p, taps, other taps, c) where channels are last, else
             (B · groups, taps, c / groups, other taps, p / groups).
-        channels_last: which of the two.
     """
 
     taps: tuple[int, ...]
@@ -143,7 +141,6 @@ class TapProducts(abc.ABC):
         """Write the gradients of a few examples.
 
         Args:
-            a: their inputs.
             g: their output gradients, shape (examples · groups, p / groups, positions).
             into: their part of the matrices of each block.
         """

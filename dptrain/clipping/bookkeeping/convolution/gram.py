@@ -23,7 +23,6 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
     Args:
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
-        shape: of the convolution.
     """
     shape.check(a, g)
     a, shape = shape.padded(a)

@@ -42,7 +42,6 @@ def gradients_in_groups(
     Args:
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
-        shape: of the convolution.
 
     Returns:
         Shapes (B, *weight.shape) and (B,).
@@ -100,12 +99,7 @@ def _joint_forward(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.
 
 
 def channels_alone(shape: ConvShape, spatial: tuple[int, ...]) -> bool:
-    """True if every channel has a kernel of its own and the output is small enough to be one.
-
-    Args:
-        shape: of the convolution.
-        spatial: sizes of the input.
-    """
+    """True if every channel has a kernel of its own and the output is small enough to be one."""
     alone = shape.groups == shape.in_channels == shape.out_channels
     return alone and max(shape.output_sizes(spatial)) <= _LARGEST_KERNEL
 
@@ -115,10 +109,6 @@ def cost_in_groups(shape: ConvShape, spatial: tuple[int, ...]) -> float:
 
     oneDNN fills up vectors of 16 with a group's output channels, and steps of 4 with its input
     channels; inputs and output gradients are put into another layout.
-
-    Args:
-        shape: of the convolution.
-        spatial: sizes of the input.
     """
     length, taps = positions(shape.output_sizes(spatial)), positions(shape.kernel)
     c, p = shape.in_channels // shape.groups, shape.out_channels // shape.groups

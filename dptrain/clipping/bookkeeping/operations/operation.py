@@ -28,8 +28,6 @@ class Operation:
     """An operation with its arguments taken apart.
 
     Attributes:
-        session: the ``LayerSession`` of a call of the layer.
-        func: torch's function or method.
         leaves: all arguments, one after the other.
         places: of the tracked ones among them.
         factors: rows of the other tensors for each of the batch's, by place; 0 for constants.

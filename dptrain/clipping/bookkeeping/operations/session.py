@@ -32,8 +32,6 @@ class LayerSession:
     """One call of a layer with tracked parameters, and all that is done with what it returns.
 
     Args:
-        observe: the layer's.
-        plan: of the sizes that it meets.
         rows: that the model is fed.
         users: which layers' parameters it uses past their own forward, for messages.
 
@@ -215,7 +213,6 @@ class LayerSession:
         """The output of an operation on rows, with the uses of its tracked tensors.
 
         Args:
-            op: the operation.
             output: with rows first.
             kept: tensors that ``uses`` is given, by rows.
             uses: from (kept, gradient) to a use for each tracked tensor, by its place.

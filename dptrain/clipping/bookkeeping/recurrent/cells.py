@@ -104,9 +104,7 @@ class Cell(abc.ABC):
 
         Args:
             x: flat.
-            weights: of the recurrence.
             initial: the hidden states, shape (rows, outputs), and an LSTM's cells, (rows, hidden).
-            steps: of the sequences.
         """
 
     @abc.abstractmethod
@@ -117,8 +115,6 @@ class Cell(abc.ABC):
             by: the states after each step, as far as it does not come by way of later steps, flat;
                 and an LSTM's last cells, shape (rows, hidden). Both are written over.
             weights: as in ``run``; biases are not looked at.
-            trace: what that returned.
-            steps: of the sequences.
         """
 
     def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -146,7 +142,6 @@ class Cell(abc.ABC):
             inputs: by rows: x, the states that steps start from, and what is projected, if
                 anything is; none where only biases are trained.
             gates: the gradient, by rows, shape (rows, steps, numbers).
-            bias: whether there are biases.
         """
         found: dict[str, Use] = {}
         ih, hh = self.sides(gates)
@@ -312,11 +307,7 @@ class GRU(Cell):
 
 
 class RNN(Cell):
-    """h_t = tanh(a), or relu(a).
-
-    Args:
-        relu: which of the two.
-    """
+    """h_t = tanh(a), or relu(a)."""
 
     def __init__(self, *, relu: bool) -> None:
         self.relu = relu

@@ -32,11 +32,9 @@ def recurrence(
     Half precision is computed with in float32.
 
     Args:
-        cell: of which kind.
         x: flat.
         weights: detached.
         initial: hidden states, shape (rows, outputs), and those of cells, (rows, hidden); none: 0.
-        steps: of the sequences.
         observe: what the signal goes through, with x, the states before each step and what is
             projected, if anything is; all by rows. Its gradient is what ``Cell.uses`` is given.
 

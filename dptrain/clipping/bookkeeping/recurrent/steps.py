@@ -19,7 +19,6 @@ class Steps:
         sizes: how many sequences have a step t.
         reverse: whether the recurrence goes from the last step to the first.
         order: the row of each sequence; ``None``: as they come.
-        device: of the tensors.
     """
 
     def __init__(

@@ -50,12 +50,7 @@ _REMEDY = "dptrain.register_layer() takes a rule for it, or freeze it with requi
 
 
 class UnknownRule(CallRule):
-    """A rule of one layer that has none, for whatever it does.
-
-    Args:
-        name: of the layer in the user's module.
-        others: as of ``LayerRule``.
-    """
+    """A rule of one layer that has none, for whatever it does."""
 
     def __init__(self, name: str = "", others: Mapping[str, nn.Module] | None = None) -> None:
         self.name = name
@@ -95,9 +90,6 @@ class GenericRule(UnknownRule):
     backward pass is made for each row.
 
     All that is made of the ``others`` within it is then this rule's to find.
-
-    Attributes:
-        costs: of its replays.
     """
 
     as_made = True
@@ -320,7 +312,6 @@ class _Call:
     """One call of a layer, to be run again in the backward pass.
 
     Attributes:
-        rule, layer: the layer's.
         forward: its own.
         rebuild: positional and keyword arguments, from the tensors in them.
         outputs: from what the layer returned to the tensors that are observed.

@@ -20,10 +20,6 @@ def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
     parameter, no function that a library has put on this very layer. And no parameter may be
     trained that it does not look at.
 
-    Args:
-        layer: an instance of ``kind``.
-        kind: a class of layers.
-
     Returns:
         What differs, to be read after the layer's name.
     """

@@ -217,8 +217,6 @@ class Observe:
     leaves nothing behind, and checkpointing (which drops the graph's tensors) saves what it should.
 
     Args:
-        layer: has the rule.
-        rule: its own.
         shared: the rule of its calls on what all examples share.
         book: where gradients are reported to.
         anchor: a leaf that requires gradients and stands for the parameters in the graph.
@@ -286,13 +284,7 @@ class Observe:
                 other.muted -= 1
 
     def follow(self, name: str, holder: nn.Module, other: Observe | None) -> None:
-        """Find also the uses of the parameters of another layer within, past its own forward.
-
-        Args:
-            name: of that layer within this one.
-            holder: that layer.
-            other: its own, where it has one.
-        """
+        """Find also the uses of the parameters of another layer within, past its own forward."""
         others = self.rule.others
         assert others is not None
         others[name] = holder
@@ -301,11 +293,7 @@ class Observe:
         self.use(self.rule)
 
     def guarded(self, why: str) -> Exchanged:
-        """A context in which the layer's parameters have a way back that refuses every gradient.
-
-        Args:
-            why: the refusal.
-        """
+        """A context in which the layer's parameters have a way back that refuses every gradient."""
 
         def refuse(*_: Any) -> None:
             raise RuntimeError(why)
@@ -323,10 +311,6 @@ class Observe:
 
         What autograd finds for the rows of a trainable one are its per-example gradients, which are
         taken in as they are. For operations that cost the same with parameters an example.
-
-        Args:
-            name: of the parameter in the layer.
-            rows: examples.
         """
         parameter = getattr(self.layer, name).detach()
         if name not in self._parameters:
@@ -387,7 +371,6 @@ class Observe:
         Args:
             taken: from what was kept and the gradient to uses, by names or parameters.
             several: rows of the gradient an example.
-            shared: as in ``__call__``.
         """
         since, doubt = self.book.at_hand(), self.book.doubt(self.layer)
 
@@ -502,7 +485,6 @@ def one_row_each(args: Inputs, second: Container[int] = ()) -> Inputs:
     """Arguments in which what all examples share has a row for each of them.
 
     Args:
-        args: of a call.
         second: places of those that have the rows in their second dimension.
     """
 
@@ -547,8 +529,6 @@ def are_shared(ids: torch.Tensor, rows: int, *, stayed: bool = False) -> bool:
     """True if all examples share these ids, where no passes over few rows have shown it.
 
     Args:
-        ids: that are looked up.
-        rows: that the model sees.
         stayed: whether there were as many for another number of rows.
     """
     if ids.dim() and len(ids) == rows:

@@ -93,8 +93,6 @@ def check_square(
     Args:
         layer: has batch_first=False.
         given: what it is given, in words.
-        shape: of that.
-        rows: of the batch.
         first: what the first dimension should be, in words.
     """
     if shape[0] != shape[1]:

@@ -105,7 +105,6 @@ def layers_with_rules(
     """Layers with trainable parameters and their rules, by the layers' names.
 
     Args:
-        module: holds the layers.
         otherwise: makes the rule of a layer that has none, of its name.
     """
     found: dict[str, tuple[nn.Module, LayerRule]] = {}

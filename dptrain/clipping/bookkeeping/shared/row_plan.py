@@ -76,7 +76,6 @@ class RowPlan:
 
         Args:
             place: of the tensor among those that the layer meets.
-            shape: its own.
             rows: that the model is fed.
 
         Returns:

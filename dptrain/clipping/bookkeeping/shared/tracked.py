@@ -70,7 +70,6 @@ class Tracked(torch.Tensor):
     and is refused there.
 
     Attributes:
-        session: the ``LayerSession`` of a call of the layer that the parameters belong to.
         roots: what it was made of.
         whole: whether it is a parameter itself, its one root.
         constants: other tensors and numbers that it was made of, which must be the same for

@@ -87,7 +87,6 @@ class Viewed(Use):
 
     Args:
         use: has as many numbers.
-        shape: of the parameter.
     """
 
     def __init__(self, use: Use, shape: torch.Size) -> None:

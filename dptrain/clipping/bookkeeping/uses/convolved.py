@@ -28,7 +28,6 @@ class Convolved(Use):
     Args:
         a: inputs, shape (rows, c, *spatial).
         g: gradients of the loss by the output, shape (rows, p, *out).
-        geometry: of the convolution.
     """
 
     fills_up = True
@@ -92,7 +91,6 @@ class ConvolvedGroups(Folded):
     rows cost, and holds a group's in place of each row's.
 
     Args:
-        use: of the rows.
         views: as of ``Folded``.
     """
 

@@ -25,7 +25,6 @@ class Formed(Whole):
 
     Args:
         blocks: with every tap of the first dimension once.
-        geometry: of the convolution.
     """
 
     def __init__(self, blocks: Sequence[TapGradients], geometry: ConvShape) -> None:
@@ -112,9 +111,6 @@ def kept_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Formed
     Output gradients in bfloat16, as autocast has them, are multiplied as such where the processor
     has units for it, and every gradient that results is rounded once, as the gradient of the weight
     is in ordinary training. Norm and clipped sum are then of these, which no others may stand for.
-
-    Args:
-        a, g, shape: as of ``form_gradients``.
     """
     return _formed(a, g, shape, g.dtype if multiplies_bfloat16(g) else summing_dtype(g))
 
@@ -133,7 +129,6 @@ def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Formed
     Args:
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
-        shape: of the convolution.
     """
     return _formed(a, g, shape, summing_dtype(g))
 

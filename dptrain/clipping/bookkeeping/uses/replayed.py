@@ -20,8 +20,6 @@ class Replay:
         parts: runs through the rows in parts of (start, stop, gradients of shape
             (stop - start, *shape) by name), all those that have a row from the first number to
             below the second; the same parts each time.
-        shapes: of the parameters.
-        rows: examples.
     """
 
     def __init__(
@@ -84,8 +82,6 @@ class Replayed(Whole):
     """One parameter's gradients of a ``Replay``.
 
     Args:
-        replay: of the call.
-        name: of the parameter there.
         index: rows that are left; ``None``: all.
     """
 

@@ -88,7 +88,7 @@ def made(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("random", "uniform", "exponential", "geometric", "cauchy", "log_normal", "zero")
 def filled(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Everybody's to know: nothing is left of the former contents."""
+    """Results that all share: nothing is left of the former contents."""
     return [shared(t.shape) for t in results]
 
 
