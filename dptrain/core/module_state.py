@@ -102,8 +102,6 @@ class ModuleState:
         """One attribute or element.
 
         Args:
-            path: where it is.
-            value: what is there.
             inside: whether it is a part of an object that is no module.
         """
         if isinstance(value, _PLAIN):
