@@ -124,7 +124,6 @@ class _Cut:
     of each, and the shorter ones end in zeros.
 
     Attributes:
-        members: which tensors.
         pieces: of all ranks and all tensors.
     """
 
