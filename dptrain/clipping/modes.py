@@ -1,4 +1,4 @@
-"""From a module to what forms its per-example gradients, and to their clipper."""
+"""Attachment of what forms a module's per-example gradients, and their clipper."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_mode_name(mode: Any) -> None:
 
 
 def choose_mode(mode: str | None, module: nn.Module) -> str:
-    """The mode asked for; of ``None`` bookkeeping.
+    """The mode asked for; bookkeeping for ``None``.
 
     Raises:
         ValueError: for bookkeeping of a module with parameters that it cannot handle.
@@ -168,7 +168,7 @@ def attach(
 
 @functools.cache
 def _say_whose(mode: str) -> None:
-    """Once, and not for every run of a sweep."""
+    """Warn that the module is Opacus's: once, and not for every run of a sweep."""
     _log.warning(
         "in mode %r private.module is Opacus's module around yours, without its class and with "
         "other names in its state_dict: yours is the one that you gave make_private, and "

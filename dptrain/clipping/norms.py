@@ -71,7 +71,7 @@ def per_example_norms(
 
 
 class _OtherRows(BookkeepingClipper):
-    """Takes in the gradients of rows that are no batch of the run's."""
+    """Book that takes in the gradients of rows that are no batch of the run's."""
 
     def __init__(self, parameters: list[nn.Parameter], *, loss_reduction: str, rows: int) -> None:
         batch: Any = types.SimpleNamespace(rows=rows, indices=range(rows), sizes=None)
@@ -80,13 +80,13 @@ class _OtherRows(BookkeepingClipper):
     def record(
         self, uses: Mapping[nn.Parameter, Use], since: Any, doubt: str | None = None
     ) -> None:
-        """The forward pass may have been made before this was asked for."""
+        """Take in uses, even if the forward pass was made before this was asked for."""
         super().record(uses, self.at_hand())
 
 
 @contextlib.contextmanager
 def _gradients_kept(module: nn.Module) -> Iterator[None]:
-    """``p.grad`` as before, whatever a backward pass adds meanwhile."""
+    """Context that leaves ``p.grad`` as before, whatever a backward pass adds meanwhile."""
     kept = [(p, p.grad) for p in module.parameters()]
     for p, _ in kept:
         p.grad = None

@@ -37,10 +37,10 @@ class Book:
         """Forget what was recorded of the batch at hand."""
 
     def hidden(self) -> None:
-        """Know that a layer ran without gradients: a backward pass may run it again with them."""
+        """Note that a layer ran without gradients: a backward pass may run it again with them."""
 
     def replays(self, costs: Any) -> None:
-        """Know that a layer was run again, and what that has taken."""
+        """Note that a layer was run again, and what that has taken."""
 
     def unseen(self) -> contextlib.AbstractContextManager[Any]:
         """A context for what is done in a backward pass, and is no part of the user's program."""
@@ -51,5 +51,5 @@ class Book:
         return None
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Look at a call of a layer before uses are made of it; whether none are to be made."""
+        """Look at a call of a layer before uses are made of it; True if none are to be made."""
         return False

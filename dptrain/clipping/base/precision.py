@@ -16,7 +16,7 @@ _ENTERING = threading.Lock()  # the switches are those of all threads
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Outside ``torch.autocast``, also where what is done is done within it."""
+    """Context outside of ``torch.autocast``, also where it is entered within that."""
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
@@ -24,7 +24,7 @@ def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]
 
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
-    """Products of float32 matrices as such: not of numbers rounded to TensorFloat32 or bfloat16.
+    """Multiply float32 matrices as such: not of numbers rounded to TensorFloat32 or bfloat16.
 
     ``torch.set_float32_matmul_precision("medium")`` and what is like it allow torch to round what
     it multiplies to 8 or 11 bits, and ``torch.autocast`` has it do so where a step is taken within.
@@ -52,7 +52,7 @@ class _Switches:
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
-        """Float32 as such; of several threads the last puts back what the first found."""
+        """Context of full float32; of several threads the last restores what the first found."""
         with _ENTERING:
             before = [kind.fp32_precision for kind in self._find()]
             # To set them takes longer than to look.
@@ -107,12 +107,12 @@ _PRODUCTS, _CUDNN = _Switches(_of_products), _Switches(_of_cudnn)
 
 
 def full_products() -> contextlib.AbstractContextManager[None]:
-    """As ``full_float32`` where autocast is to be left alone."""
+    """Like ``full_float32``, but leave autocast alone."""
     return _PRODUCTS.full()
 
 
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
-    """Of float32 numbers, cuDNN's too: rounded further, both ways would be off by other errors."""
+    """Multiply float32 numbers as such in cuDNN too, lest both ways differ by other errors."""
     with full_products(), _CUDNN.full():
         yield

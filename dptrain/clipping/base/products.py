@@ -108,7 +108,7 @@ class Squashed:
         return _by_onednn(x, weight) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Of x, shape (m, k)."""
+        """The result for x, of shape (m, k)."""
         found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._weight, self._bias, self._squash, [], ""
         )
@@ -129,7 +129,7 @@ def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @functools.cache
 def _onednn_is_faster(threads: int) -> bool:
-    """Measured once for each number of threads, in a few milliseconds."""
+    """True if oneDNN is faster: measured once a number of threads, in a few milliseconds."""
     if not (
         torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     ):

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class UnclearRows(RuntimeError):
-    """Of a layer's call nothing says which rows are whose; whose call it is, is to be added."""
+    """Raised if nothing says whose the rows of a layer's call are; the caller names the layer."""
 
 
 HALF = (torch.float16, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""In place of a method of one module, until it is taken off; and running a module past these."""
+"""Stand-ins for a method of one module, until they are removed; runs of a module past them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_EXPORT = (
 
 
 class StandIn:
-    """Is called in place of a method of one module, and knows the method.
+    """Object that is called in place of a method of one module, and knows the method.
 
     It lies in the module's own ``__dict__``, where Python looks first, and looks like the method to
     ``inspect.signature``. Copies of the module (by ``copy`` or ``pickle``) have their class's
@@ -76,7 +76,7 @@ class StandIn:
 
 
 def stand_in(module: nn.Module, name: str) -> StandIn | None:
-    """The one that is there for a method of the module, below whatever was put over it."""
+    """The stand-in for a method of the module, below whatever was put over it."""
     found: Any = vars(module).get(name)
     while found is not None:
         inner = getattr(found, "__func__", None)
@@ -97,7 +97,7 @@ _depths: Counter[int] = Counter()  # by threads
 
 @contextlib.contextmanager
 def untapped() -> Iterator[None]:
-    """Layers run their own forward meanwhile, in this thread and in those of autograd.
+    """Context in which layers run their own forward, in this thread and in those of autograd.
 
     Autograd runs checkpointed layers again in threads of its own, where no context variable of
     this one would be known. Other threads of the user's may have a run of their own.

@@ -245,7 +245,7 @@ PROVEN = (Flat, PerLayer, PerGroup, Automatic)
 
 
 def _shorten(norms: torch.Tensor, bounds: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each group to its bound."""
+    """Shorten each group to its bound."""
     if norms.shape[1] != len(bounds):
         raise ValueError(f"norms of {norms.shape[1]} group(s) for a style with {len(bounds)}")
     limits = norms.new_tensor(bounds)

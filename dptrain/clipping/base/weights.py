@@ -1,4 +1,4 @@
-"""From per-example gradient norms to the factors of the clipped sum."""
+"""Factors of the clipped sum, from per-example gradient norms."""
 
 from __future__ import annotations
 

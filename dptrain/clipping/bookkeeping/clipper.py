@@ -112,7 +112,7 @@ class BookkeepingClipper(Book):
         return self._between() if batch is None else not len(batch.indices)
 
     def unseen(self) -> contextlib.AbstractContextManager[Any]:
-        """Without what follows the step."""
+        """Context without the trace that follows the step."""
         return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
@@ -285,7 +285,7 @@ class BookkeepingClipper(Book):
         return factors, finite
 
     def _done(self) -> None:
-        """Everything that was reported is in a sum, or takes no part in the run."""
+        """Drop what was reported: all of it is in a sum, or takes no part in the run."""
         self.discard()
         self._costs.end(self.parameters[0].device)
 
@@ -306,7 +306,7 @@ class BookkeepingClipper(Book):
         return None if self.views == 1 else self.views
 
     def _unit(self, examples: int) -> float | torch.Tensor:
-        """Undoes a mean over the rows; of the rows of a record the mean is taken."""
+        """Factor that undoes a mean over the rows; of the rows of a record the mean is taken."""
         sizes = None if self.batch is None else self.batch.sizes
         if sizes is None:
             return float(examples) if self.loss_reduction == "mean" else 1.0 / self.views

@@ -114,7 +114,7 @@ class Parted(Use):
         self.shape = self.parts[0].uses[0].shape if self.parts else torch.Size()
 
     def _within(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, Part, int, int]]:
-        """Of each part with records in the range: their places there, the part, its range."""
+        """For each part with records in the range: their places there, the part, its range."""
         for part in self.parts:
             first = int((part.records < start).sum())
             last = int((part.records < stop).sum())

@@ -153,7 +153,7 @@ class Taps:
 
     @torch.compiler.disable
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module's forward is about to be called: probe it, if need be."""
+        """Probe the module, if need be: its forward is about to be called."""
         try:
             self.probe.begin(args, kwargs)
         except CheckpointError as error:
@@ -173,13 +173,13 @@ class Taps:
 
     @torch.compiler.disable
     def end(self, output: Any) -> None:
-        """The call has come to its end."""
+        """Note that the call has ended."""
         self._called = False
         self.probe.end(output)
 
     @contextlib.contextmanager
     def _innermost(self) -> Iterator[None]:
-        """Without what is around the module's forward.
+        """Context that removes what is around the module's forward.
 
         The arguments are what hooks, and what accelerate put over the forward, have made of them:
         neither is to run twice, one within the other.
@@ -233,7 +233,7 @@ class Taps:
         ]
 
     def follow_escaped(self) -> bool:
-        """See to parameters that a gradient reached past the taps; whether anything changed.
+        """See to parameters that a gradient reached past the taps; True if anything changed.
 
         A pass over few rows shows them. A layer whose operations were followed in vain is run again
         for each example from now on. Where a module uses its layers' parameters itself, past their
@@ -317,7 +317,7 @@ class Taps:
             raise RuntimeError(_LEAK.format(name=name, by=by))
 
     def detach(self) -> None:
-        """Leave the module as it was; again, nothing happens."""
+        """Leave the module as it was; a second call does nothing."""
         self._undo.close()
         self._taps = []
 

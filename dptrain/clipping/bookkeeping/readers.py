@@ -37,7 +37,7 @@ class Readers:
         return self._found.get(owner, [])
 
     def known(self, owner: nn.Module) -> bool:
-        """True if it was looked at."""
+        """True if the module was looked at."""
         return owner in self._found
 
     @contextlib.contextmanager

@@ -40,18 +40,18 @@ class ReplayCosts:
         self._told = False
 
     def begin(self) -> None:
-        """A layer is called: the forward pass of a batch has begun, if it had not before."""
+        """Note that a layer is called: the forward pass of a batch has begun, if not before."""
         if self._start is None and not self._told:
             self._start = time.perf_counter()
 
     def add(self, rule: Replays) -> None:
-        """The rule has run its layer again, for the first time in this batch or once more."""
+        """Note that the rule has run its layer again, for the first time in this batch or not."""
         if not self._told and rule not in self._rules:
             self._rules[rule] = rule.before
         rule.timed = not self._told
 
     def end(self, device: torch.device) -> None:
-        """The batch's clipped sum is formed."""
+        """Note that the batch's clipped sum is formed."""
         if self._told or not self._rules or self._start is None:
             self._start = None
             return

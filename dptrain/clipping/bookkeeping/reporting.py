@@ -18,14 +18,14 @@ class Reported(torch.autograd.Function):
     def forward(
         ctx: Any, output: torch.Tensor, anchor: torch.Tensor, report: Report, *kept: torch.Tensor
     ) -> torch.Tensor:
-        """Of autograd."""
+        """Interface of autograd."""
         ctx.report = report
         ctx.save_for_backward(*kept)
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Of autograd."""
+        """Interface of autograd."""
         saved = ctx.saved_tensors
         _report(ctx, saved, gradient)
         passed = gradient if ctx.needs_input_grad[0] else None
@@ -39,13 +39,13 @@ class ReportedRows(torch.autograd.Function):
     def forward(
         ctx: Any, parameter: torch.Tensor, anchor: torch.Tensor, report: Report, rows: int
     ) -> torch.Tensor:
-        """Of autograd."""
+        """Interface of autograd."""
         ctx.report = report
         return parameter.expand(rows, *parameter.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Of autograd."""
+        """Interface of autograd."""
         _report(ctx, (), gradient)
         return None, None, None, None
 

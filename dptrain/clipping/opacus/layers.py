@@ -54,7 +54,7 @@ class OpacusLayers(GradSampleHooks):
         self._one_id_each: set[nn.Module] = set()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's module."""
+        """Run the user's module."""
         try:
             return super().forward(*args, **kwargs)
         except RuntimeError as error:

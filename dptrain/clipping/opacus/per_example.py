@@ -1,4 +1,4 @@
-"""Clipped sums from materialised per-example gradients (Opacus modes hooks and functorch)."""
+"""Clipped sums from materialized per-example gradients (Opacus modes hooks and functorch)."""
 
 from __future__ import annotations
 

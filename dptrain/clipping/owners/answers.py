@@ -87,7 +87,7 @@ class Answers:
         self._seen: dict[Place, list[set[Any]]] = collections.defaultdict(list)
 
     def add(self, told: Told) -> None:
-        """Of one more pass."""
+        """Add the answers of one more pass."""
         for where, values in told.items():
             seen = self._seen[where]
             seen += [set() for _ in values[len(seen) :]]

@@ -20,12 +20,12 @@ NEW = -(2**31)  # several examples, by the operator that is being followed
 
 
 def shared(shape: Sequence[int]) -> torch.Tensor:
-    """Of what depends on no example."""
+    """Map of what depends on no example."""
     return uniform(SHARED, shape)
 
 
 def uniform(owner: int, shape: Sequence[int]) -> torch.Tensor:
-    """All elements have this owner."""
+    """Map in which all elements have this owner."""
     return torch.tensor(owner, dtype=torch.int32).expand(tuple(shape))
 
 
@@ -50,13 +50,13 @@ def thinned(owners: torch.Tensor) -> torch.Tensor:
 
 
 def is_shared(owners: torch.Tensor) -> bool:
-    """True if it depends on no example at all."""
+    """True if the map has no example at all."""
     few = thin(owners)
     return not few.numel() or bool((few == SHARED).all())
 
 
 def join(*maps: torch.Tensor) -> torch.Tensor:
-    """Of what is made element by element of tensors that broadcast; thin."""
+    """Map of what is made element by element of tensors that broadcast; thin."""
     found: torch.Tensor | None = None
     for owners in maps:
         other = thin(owners)
@@ -78,7 +78,7 @@ def _joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def join_along(owners: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-    """Of what is made of all elements along some dimensions, which keep the size 1."""
+    """Map of what is made of all elements along some dimensions, which keep the size 1."""
     few = thin(owners)
     those = [d for d in {d % max(few.dim(), 1) for d in dims} if few.dim() and few.shape[d] != 1]
     if not those:
@@ -95,7 +95,7 @@ def join_along(owners: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
 
 
 def join_all(owners: torch.Tensor) -> torch.Tensor:
-    """Of what is made of all elements; shape ()."""
+    """Map of what is made of all elements; shape ()."""
     return join_along(owners, range(owners.dim())).reshape(())
 
 
@@ -149,7 +149,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> Iterable[tuple[list[int],
 
 
 def of_rows(count: int, shape: Sequence[int], each: int = 1) -> torch.Tensor:
-    """``each`` rows of an example after the other in the first dimension."""
+    """Map of ``each`` rows of an example after the other in the first dimension."""
     owners = torch.arange(count, dtype=torch.int32)
     if each > 1:
         owners = owners.div(each, rounding_mode="floor")

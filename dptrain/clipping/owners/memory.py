@@ -44,7 +44,7 @@ class _ByBlock:
     size: int
 
     def finer(self, size: int, least: int) -> _ByBlock:
-        """In blocks of a size that divides this one, of so many elements at least."""
+        """The map in blocks of a size that divides this one, of so many elements at least."""
         owners = self.owners
         if size != self.size:
             owners = owners.repeat_interleave(self.size // size)
@@ -99,7 +99,7 @@ class Memory:
             self._write_part(cell, geometry, owners, tensor.untyped_storage().nbytes())
 
     def hide(self, tensor: torch.Tensor, owner: int) -> None:
-        """From now on nobody knows what is written there."""
+        """Note that nobody knows what is written there from now on."""
         if self.find(tensor) is None:
             self.put(tensor, shared(tensor.shape), written=True)
         self._cells[_address(tensor)].opaque = owner
@@ -225,7 +225,7 @@ def _whole(cell: _Cell) -> torch.Tensor:
 
 
 def _flat(cell: _Cell, least: int, unit: int) -> _ByBlock:
-    """Written out for so many elements of the storage at least; the cell's own if that will do.
+    """Map written out for so many elements at least; the cell's own if that will do.
 
     Args:
         least: elements.

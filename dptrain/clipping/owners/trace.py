@@ -1,4 +1,4 @@
-"""Follows a program operator by operator, and whose every number in it is."""
+"""Trace of a program, operator by operator, and of whose every number in it is."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ class OwnerTrace:
         return self.events[EVENT - owner]
 
     def note(self, kind: Literal["mixed", "unknown"], operator: str) -> int:
-        """A new event, here; returns its owner."""
+        """Make a new event here, and return its owner."""
         line, module = place() if len(self.events) < _MOST else (None, None)
         self.events.append(Event(kind, operator, line, module))
         return EVENT - (len(self.events) - 1)
 
     def unknown(self, operator: str, shape: Sequence[int]) -> torch.Tensor:
-        """Of what nobody knows whose it is."""
+        """Map of elements of which nobody knows whose they are."""
         owner = self.note("unknown", operator)
         return torch.tensor(owner, dtype=torch.int32).expand(tuple(shape))
 
@@ -155,7 +155,7 @@ class OwnerTrace:
             self._taint()
 
     def escaped(self, tensor: torch.Tensor, operator: str, told: Any = None) -> None:
-        """The numbers of a tensor leave torch.
+        """Note that the numbers of a tensor leave torch.
 
         Args:
             tensor: whose numbers do.
@@ -180,7 +180,7 @@ class OwnerTrace:
         self._taint()
 
     def lent(self, tensor: torch.Tensor, operator: str) -> None:
-        """From now on something may write into the memory of a tensor that is no operator."""
+        """Note that something that is no operator may write into a tensor's memory from now on."""
         with _unseen():
             if not self._tainted:
                 self._lent.append(tensor.detach())
@@ -188,7 +188,7 @@ class OwnerTrace:
                 self.memory.hide(tensor, self.note("unknown", operator))
 
     def _taint(self) -> None:
-        """From now on Python may hold what depends on examples."""
+        """Note that Python may hold what depends on examples from now on."""
         if self._tainted:
             return
         with _unseen():
@@ -207,7 +207,7 @@ class OwnerTrace:
             return None
 
     def returned(self, func: Any, call: Call | None, value: Any) -> None:
-        """It returned this. Whatever cannot be followed is unknown."""
+        """Take note of what a call returned. Whatever cannot be followed is unknown."""
         if call is not None:
             try:
                 self.result(call, owners_of_results(call, value), writes=call.writes)
@@ -227,7 +227,7 @@ class OwnerTrace:
             self.lost = self.lost or operator
 
     def wrote(self, call: Call, tensor: torch.Tensor, owners: torch.Tensor) -> None:
-        """An operator wrote into an argument."""
+        """Note that an operator wrote into an argument."""
         self.result(call, [(tensor, owners)], writes=True)
 
     def result(
@@ -446,6 +446,6 @@ _HASHABLE = tuple({type(f) for f in _LEAVES})
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """Without modes: what is done here is no part of the program."""
+    """Context without modes: what is done here is no part of the program."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield

@@ -1,4 +1,4 @@
-"""Watches steps of a run: whether what is clipped as an example's gradient is that example's."""
+"""Watch over steps of a run: whether what is clipped as an example's gradient is that example's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Findings:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any] | None) -> Findings:
-        """As ``dataclasses.asdict`` has it; nothing of that is changed."""
+        """Findings from what ``dataclasses.asdict`` made, which is not changed."""
         return cls(**copy.deepcopy(dict(saved or {})))
 
     def note(self, *, vain: bool = False) -> str:
@@ -136,7 +136,7 @@ class OwnerWatch:
         self._stop: weakref.finalize[[], OwnerWatch] | None = None
 
     def begin(self, batch: MicroBatch, data: Any, *, collated: bool = False) -> None:
-        """The user is about to be given this batch.
+        """Note that the user is about to be given this batch.
 
         Args:
             batch: which examples it has.
@@ -321,7 +321,7 @@ class OwnerWatch:
         return len(columns) == len(own) and bool((columns == own).all())
 
     def returned(self, output: Any) -> None:
-        """The module returned this; ``None``: its call failed.
+        """Note what the module returned; ``None``: its call failed.
 
         A number in it that follows from what the module was told is no constant to the loop.
         """
@@ -352,7 +352,7 @@ class OwnerWatch:
             self._start([*args, *kwargs.values()], called=True, second=second)
 
     def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
-        """A layer's gradients are to be made of these.
+        """Check the tensors that a layer's gradients are to be made of.
 
         Args:
             layer: of the module.
@@ -458,7 +458,7 @@ def declare(
     called: bool = False,
     second: Sequence[torch.Tensor] = (),
 ) -> bool:
-    """Say whose the numbers of a batch are; whether all that it holds is known then.
+    """Say whose the numbers of a batch are; True if all that it holds is known then.
 
     Args:
         given: what the loader gives, or what the module is called on.
@@ -585,7 +585,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @contextlib.contextmanager
 def _eagerly() -> Iterator[None]:
-    """Compiled code hides its operators."""
+    """Context without compiled code, which hides its operators."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled
         yield
         return

@@ -54,7 +54,7 @@ class Sums(Witness):
         return False
 
     def replays(self, costs: Any) -> None:
-        """Take note."""
+        """Note that a layer was run again."""
         self.replayed = True
 
     @full_float32()
@@ -204,7 +204,7 @@ class Confirmation:
         take_back(outputs, gradients)
 
     def _factors(self, rows: int) -> torch.Tensor:
-        """Of the rows; powers of two, which change no digit."""
+        """Factors of the rows; powers of two, which change no digit."""
         if not self._by_rows:  # the module made one loss of all rows
             return torch.ones(rows)
         return 1.0 + torch.arange(rows) % 2
@@ -271,7 +271,7 @@ def _moved(parameters: Any, by: Callable[[torch.Tensor], float]) -> Iterator[Non
 
 @contextlib.contextmanager
 def _without_hooks(parameters: Any) -> Iterator[None]:
-    """Without the hooks that take a gradient as it comes."""
+    """Context without the hooks that take a gradient as it comes."""
     kept = []
     for p in parameters:
         hooks = getattr(p, "_post_accumulate_grad_hooks", None)

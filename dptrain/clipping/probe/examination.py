@@ -189,7 +189,7 @@ class Examination(Passes):
         )
 
     def vary(self, base: Rows, run: Pass, *, briefly: bool = False) -> bool | None:
-        """Change one example after the other; whether that showed something.
+        """Change one example after the other, and return whether that showed something.
 
         Args:
             base: a few rows, without a change.

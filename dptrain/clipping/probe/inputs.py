@@ -25,7 +25,7 @@ class Items(list[Any]):
 
 
 def steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """±1 to ±4."""
+    """Random steps from ±1 to ±4."""
     up = torch.randint(0, 2, shape, generator=generator) * 2 - 1
     return up * torch.randint(1, 5, shape, generator=generator)
 
@@ -132,7 +132,7 @@ class Rows:
         rows: int,
         second: Container[tuple[int, str]] = (),
     ) -> Self:
-        """With all leaves following that have so many rows.
+        """Arguments whose leaves follow the batch wherever they have so many rows.
 
         Args:
             second: places and names of leaves that had the rows in their second dimension before.
@@ -154,7 +154,7 @@ class Rows:
         return cls(args, kwargs, rows, tuple(names), frozenset(found), those)
 
     def call(self, module: Callable[..., Any]) -> Any:
-        """The module's output of them."""
+        """The module's output for these arguments."""
         args, kwargs = _without_items(self.args), _without_items(self.kwargs)
         return module(*args.values(), **kwargs)
 
@@ -202,7 +202,7 @@ class Rows:
         return dataclasses.replace(self, following=following)
 
     def sizes(self) -> set[int]:
-        """Of all other dimensions."""
+        """Sizes of all other dimensions."""
         found: set[int] = set()
         for place, leaf in enumerate(self.leaves()):
             if isinstance(leaf, Items):
@@ -241,7 +241,7 @@ class Rows:
         return fine
 
     def taken(self, index: torch.Tensor) -> Rows:
-        """With these rows only, in ascending order, as tensors of their own."""
+        """The arguments with these rows only, in ascending order, as tensors of their own."""
 
         def take(leaf: Any, place: int) -> Any:
             if place not in self.following:
@@ -252,7 +252,7 @@ class Rows:
         return dataclasses.replace(self, args=args, kwargs=kwargs, rows=len(index))
 
     def changed(self, own: range, other: range, change: Change) -> Rows | None:
-        """With the rows ``own`` of one example changed; ``None`` if that changes nothing.
+        """Arguments with the rows ``own`` of one example changed; ``None`` if that changes nothing.
 
         Args:
             own, other: rows of two examples, which may be equal.

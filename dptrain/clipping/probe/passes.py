@@ -106,7 +106,7 @@ class Passes:
         loss: float = 1.0,
         steps_first: bool = False,
     ) -> Pass:
-        """A pass there and back.
+        """Run one forward and one backward pass.
 
         Args:
             of: how many rows these are some of, and which, so that they are weighed as there.
@@ -130,7 +130,7 @@ class Passes:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """In eval mode; in the modes of hooks, which see nothing then, only what has no weights."""
+        """Context of eval mode; with hooks, which see nothing then, only of what has no weights."""
         before = [
             (m, m.training)
             for m in self.layers

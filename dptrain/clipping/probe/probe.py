@@ -138,7 +138,7 @@ class RowProbe:
         self._second: set[tuple[int, str]] = set()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is about to be called with these arguments: probe it, if need be.
+        """Probe the module, if need be: it is about to be called with these arguments.
 
         Raises:
             RuntimeError: naming the layer, and the remedy.
@@ -161,7 +161,7 @@ class RowProbe:
         self.owners.called(args, kwargs, self._seconds(args, kwargs))
 
     def end(self, output: Any = None) -> None:
-        """The call has come to its end, with this output if there is one."""
+        """Note that the call has ended, with this output if there is one."""
         if self._busy or self.when == "off":
             return
         with self.owners.aside(), self.around():
@@ -217,7 +217,7 @@ class RowProbe:
         return self._unseen_text(layer)
 
     def resolve(self, doubt: str | None) -> None:
-        """A gradient of a call came, with the doubt that there was when it was made.
+        """Note that a gradient of a call came, with the doubt that there was at the call.
 
         Parts of the module that were called by themselves are taken as they come, and
         ``outside`` says so from then on.

@@ -79,7 +79,7 @@ def _code(function: Any) -> Any:
 
 @contextlib.contextmanager
 def eagerly(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Without compiled code, which would be compiled anew for a few rows."""
+    """Context without compiled code, which would be compiled anew for a few rows."""
     compiled = any("_orig_mod" in m._modules or m._compiled_call_impl for m in layers)
     if not compiled:
         yield

@@ -45,7 +45,7 @@ class Outlines:
 
     @classmethod
     def of(cls, y: torch.Tensor, classes: int) -> Outlines:
-        """Of logits with the classes in this dimension."""
+        """Outlines of logits with the classes in this dimension."""
         count = y.shape[classes]
         half, step = count // 2, max(count // _LOOKED_AT, 1)
         few = torch.arange(step // 2, count, step, device=y.device)
@@ -61,7 +61,7 @@ class Outlines:
 
 
 class LossSignature:
-    """Recognises a cross entropy that was divided by a number that the batch decides.
+    """Recognizes a cross entropy that was divided by a number that the batch decides.
 
     Also one that does not reduce over the rows as it was declared to. A mean divides a row's share
     by the number of rows and a sum does not: three batches of different sizes tell, whatever

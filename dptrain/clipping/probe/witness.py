@@ -75,7 +75,7 @@ class Witness(Book):
 
     @property
     def finite(self) -> bool:
-        """True if all that was seen is."""
+        """True if all that was seen is finite."""
         return all(
             bool(x.isfinite().all()) for s in self.sightings for x in (*s.inputs, s.gradient)
         )

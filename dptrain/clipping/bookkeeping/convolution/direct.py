@@ -32,7 +32,7 @@ class TapGradients(NamedTuple):
     channels_last: bool
 
     def rows(self, groups: int) -> torch.Tensor:
-        """Shape (B, numbers)."""
+        """The gradients as rows, shape (B, numbers)."""
         return self.storage.unflatten(0, (len(self.storage) // groups, groups)).flatten(1)
 
     def as_weights(self, rows: torch.Tensor, groups: int) -> torch.Tensor:

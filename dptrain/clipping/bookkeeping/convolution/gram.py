@@ -66,7 +66,7 @@ class _Stage:
         self.axes = (1 + dimension, 1 + count + dimension)
 
     def shifted_sum(self, gram: torch.Tensor) -> torch.Tensor:
-        """From products between inputs to their sums over taps; positions outside are 0."""
+        """Sums over taps of products between inputs; positions outside are 0."""
         total = self.total[: len(gram)]
         total.zero_()
         for target, source in self.moves:

@@ -61,7 +61,7 @@ def only_looked_at(func: Callable[..., Any]) -> bool:
 
 
 def others_only_looked_at(func: Callable[..., Any]) -> bool:
-    """True if none goes to any argument but the first."""
+    """True if no gradient goes to any argument but the first."""
     return func in _OTHERS_LOOKED_AT
 
 
@@ -138,7 +138,7 @@ def _product(op: Operation, x: Any, weight: Any, bias: Any, *, transposed: bool)
 
 
 def layer_norm(op: Operation) -> Any:
-    """Normalized without weights, and then these."""
+    """Layer norm: normalize without weights, and then apply these."""
     x, shape, weight, bias, eps = _arguments(
         op, ("input", "normalized_shape", "weight", "bias", "eps")
     )
@@ -147,13 +147,13 @@ def layer_norm(op: Operation) -> Any:
 
 
 def rms_norm(op: Operation) -> Any:
-    """Likewise."""
+    """RMS norm, in the same way."""
     x, shape, weight, eps = _arguments(op, ("input", "normalized_shape", "weight", "eps"))
     return _affine(op, x, F.rms_norm(x, shape, eps=eps), weight, None, 0)
 
 
 def group_norm(op: Operation) -> Any:
-    """Likewise, with weights of dimension 1."""
+    """Group norm in the same way, with weights of dimension 1."""
     x, groups, weight, bias, eps = _arguments(op, ("input", "num_groups", "weight", "bias", "eps"))
     y = F.group_norm(x, groups, eps=1e-5 if eps is None else eps)
     return _affine(op, x, y, weight, bias, x.dim() - 2)

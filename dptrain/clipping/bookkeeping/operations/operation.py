@@ -74,7 +74,7 @@ class Operation:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The others."""
+        """The keyword arguments."""
         kwargs: dict[str, Any] = self.with_leaves(self.leaves)[1]
         return kwargs
 

@@ -106,7 +106,7 @@ class LayerSession:
         return NEITHER if not factor and leaf.requires_grad else factor
 
     def _without_rows(self, op: Operation, name: str) -> Any:
-        """Of tracked tensors and constants: tracked again, unless it is a row for each example."""
+        """Result of tracked tensors and constants, tracked unless it has a row for each example."""
         used = [op.leaves[k] for k in op.places if op.leaves[k].used]
         versions = [op.leaves[k]._version for k in op.places]
         roots, constants, table = op.roots, op.constants, looked_up(op)
@@ -187,7 +187,7 @@ class LayerSession:
         return self.each_row(own, 1, len(shape)).transpose(0, 1)
 
     def pulled(self, tracked: Tracked, gradients: torch.Tensor) -> Found:
-        """From the gradients of a tracked tensor, one a row, to those of its parameters."""
+        """Gradients of a tracked tensor's parameters, from its own, which are one a row."""
         if tracked.whole:
             (root,) = tracked.roots
             return {root.parameter: root.use(gradients)}
@@ -266,7 +266,7 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def _add(found: Found, p: nn.Parameter, use: Use) -> None:
-    """One more use of a parameter, together with those that are there."""
+    """Add one more use of a parameter to those that are there."""
     if p in found:
         one = found[p]
         merged = one.merged(use) or use.merged(one)

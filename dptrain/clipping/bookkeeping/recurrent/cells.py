@@ -28,7 +28,7 @@ _tanh_slope = torch.ops.aten.tanh_backward.grad_input  # d (1 - y²) of (d, y)
 
 
 class Weights(NamedTuple):
-    """Of one direction of one layer, with torch's names and shapes.
+    """Weights of one direction of one layer, with torch's names and shapes.
 
     Attributes:
         ih, hh: shapes (blocks · hidden, inputs) and (blocks · hidden, outputs).
@@ -100,7 +100,7 @@ class Cell(abc.ABC):
 
     @abc.abstractmethod
     def run(self, x: torch.Tensor, weights: Weights, initial: States, steps: Steps) -> Trace:
-        """All states.
+        """Run the recurrence, and return all its states.
 
         Args:
             x: flat.
@@ -109,7 +109,7 @@ class Cell(abc.ABC):
 
     @abc.abstractmethod
     def back(self, by: States, weights: Weights, trace: Trace, steps: Steps) -> Signals:
-        """From the gradients by the states to those by what the gates add up.
+        """Gradients by what the gates add up, from those by the states.
 
         Args:
             by: the states after each step, as far as it does not come by way of later steps, flat;
@@ -136,7 +136,7 @@ class Cell(abc.ABC):
     def uses(
         self, inputs: tuple[torch.Tensor, ...], gates: torch.Tensor, *, bias: bool
     ) -> Mapping[str, Use]:
-        """Of the parameters, by their names.
+        """Uses of the parameters, by their names.
 
         Args:
             inputs: by rows: x, the states that steps start from, and what is projected, if

@@ -41,7 +41,7 @@ class Steps:
 
     @classmethod
     def of(cls, packed: PackedSequence) -> Steps:
-        """Those of a packed sequence."""
+        """The steps of a packed sequence."""
         sizes, order = packed.batch_sizes.tolist(), packed.sorted_indices
         return cls(sizes, order=order, device=packed.data.device)
 

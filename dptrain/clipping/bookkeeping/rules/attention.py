@@ -31,11 +31,11 @@ class AttentionRule(LayerRule):
     recurses = True
 
     def keeps_inputs(self, layer: nn.Module) -> bool:
-        """Biases need none."""
+        """True if a weight is trained: biases need no inputs."""
         return any(p.requires_grad for n, p in layer.named_parameters() if n.endswith("weight"))
 
     def uses(self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
-        """Of the output projection: inputs and gradient of shape (rows, positions, width)."""
+        """Uses of the output projection: inputs and gradient are (rows, positions, width)."""
         found: dict[str, Use] = {}
         if inputs:
             found["out_proj.weight"] = OuterProducts(gradient, inputs[0])

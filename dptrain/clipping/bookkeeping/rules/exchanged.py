@@ -76,7 +76,7 @@ def detached(holders: Iterable[tuple[str, nn.Module]]) -> Exchanged:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Past ``parametrize.cached()``: weights that were computed before a call are not followed."""
+    """Context past ``parametrize.cached()``: weights computed before a call are not followed."""
     module: Any = parametrize
     kept = module._cache_enabled, module._cache
     try:
@@ -87,5 +87,5 @@ def uncached() -> Iterator[None]:
 
 
 def joined(prefix: str, name: str) -> str:
-    """The name of what has a name within something of another, which may be none."""
+    """Full name of a part within a whole, whose own name may be empty."""
     return ".".join(part for part in (prefix, name) if part)

@@ -53,7 +53,7 @@ class ExpertsRule(CallRule):
         return (made * weights[..., None]).sum(1).to(hidden.dtype)
 
     def _uses_of(self, name: str) -> Callable[..., Mapping[str, Use]]:
-        """Of a projection's weights and biases, from its inputs, the experts and the gradient."""
+        """Uses of a projection's weights and biases, from inputs, experts and the gradient."""
 
         def uses(
             layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor

@@ -339,12 +339,12 @@ class _Call:
 
     @property
     def rows(self) -> int:
-        """Of the batch."""
+        """Number of rows of the batch."""
         return len(self.gradients[0])
 
     @functools.cached_property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The layer's trainable ones, by their names there."""
+        """The layer's trainable parameters, by their names there."""
         return {n: p.detach() for n, p in owned(self.layer, self.rule).items()}
 
     @property
@@ -439,7 +439,7 @@ class _Call:
         return {name: torch.stack(rows) for name, rows in found.items()}
 
     def _by_whole(self, start: int, stop: int) -> Mapping[str, torch.Tensor]:
-        """By one forward pass over the batch, and a backward pass for each row of it."""
+        """Gradients by one forward pass over the batch, and a backward pass for each row of it."""
         parameters = self._leaves()
         rows: list[dict[str, torch.Tensor]] = []
         try:
@@ -506,7 +506,7 @@ class _Call:
 
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
-        """All as in the forward pass: random generators, autocast; and as now after it."""
+        """Context with generators and autocast as in the forward pass; as now after it."""
         device, dtype, on = self.autocast
         state = None if self.state is None else global_state()
         try:
@@ -542,7 +542,7 @@ class _Call:
         return worst
 
     def _check(self, outputs: Sequence[torch.Tensor], start: int, stop: int) -> None:
-        """Refuse a replay that is none."""
+        """Refuse a replay that does not come to what the forward pass did."""
         for y, g in zip(outputs, self.gradients, strict=True):
             if y.shape[1:] != g.shape[1:] or len(y) != stop - start:
                 raise _Differs(

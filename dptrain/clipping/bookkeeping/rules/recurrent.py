@@ -45,7 +45,7 @@ class RecurrentRule(CallRule):
         return None
 
     def keeps_inputs(self, layer: nn.Module) -> bool:
-        """Biases need none."""
+        """True if a weight is trained: biases need no inputs."""
         return any(p.requires_grad for n, p in layer.named_parameters() if n.startswith("weight"))
 
 

@@ -173,7 +173,7 @@ class CallRule(LayerRule):
     """A rule that observes each output with uses of its own."""
 
     def uses(self, layer: nn.Module, inputs: Inputs, gradient: torch.Tensor) -> Mapping[str, Use]:
-        """Of no use is it known but by the output that it is observed with."""
+        """Not called: each use is known only by the output that it is observed with."""
         raise NotImplementedError
 
 
@@ -274,7 +274,7 @@ class Observe:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Without reports of layers of which the rule of this one has all that is made of them."""
+        """Context without reports of the layers within whose uses this layer's rule finds."""
         for other in self.within:
             other.muted += 1
         try:

@@ -27,7 +27,7 @@ _OURS: set[type[nn.Module]] = set()
 
 
 def register_own(kind: type[nn.Module], rule: LayerRule) -> None:
-    """A rule that comes with dptrain: nobody replaces it by mistake."""
+    """Register a rule that comes with dptrain: nobody replaces it by mistake."""
     RULES.setdefault(kind, rule)
     _OURS.add(kind)
 

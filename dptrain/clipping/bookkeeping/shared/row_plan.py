@@ -43,7 +43,7 @@ class RowPlan:
         return self._noted is None and bool(self._before or self.found)
 
     def watch(self, *, anew: bool = True) -> None:
-        """From now on, note sizes.
+        """Note sizes from now on.
 
         Args:
             anew: whether this is for other inputs; otherwise what is found replaces what was found
@@ -129,7 +129,7 @@ def _follow_second(shapes: set[tuple[int, Shape]]) -> bool:
 
 
 def _stayed(shapes: set[tuple[int, Shape]]) -> set[Shape]:
-    """Those that were there for every number of rows."""
+    """Shapes that were there for every number of rows."""
     counts = {rows for rows, _ in shapes}
     return {s for _, s in shapes if all((rows, s) in shapes for rows in counts)}
 

@@ -33,7 +33,7 @@ class Formed(Whole):
         self.shape = torch.Size(geometry.weight_shape)
 
     def per_example(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Those of examples ``start`` to ``stop``; of half precision, in float32."""
+        """Gradients of examples ``start`` to ``stop``; of half precision, in float32."""
         rows = [block.rows(self.geometry.groups)[start:stop] for block in self.blocks]
         return self._weights([some.to(summing_dtype(some)) for some in rows])
 
@@ -106,7 +106,7 @@ def _summed(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def kept_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Formed:
-    """As ``form_gradients``, of which nothing else is known or will be.
+    """Like ``form_gradients``, for gradients of which nothing else is known or will be.
 
     Output gradients in bfloat16, as autocast has them, are multiplied as such where the processor
     has units for it, and every gradient that results is rounded once, as the gradient of the weight

@@ -84,7 +84,7 @@ class Gathered(Use):
         return Gathered(ids, gradients, self.shape[0])
 
     def merged(self, other: Use) -> Use | None:
-        """More positions; the sum, where the other is materialised, of a tied output layer say."""
+        """More positions; the sum, where the other is materialized, of a tied output layer say."""
         if isinstance(other, Materialized):
             return Materialized(self._added_to(other.gradients))
         if not isinstance(other, Gathered):
@@ -138,7 +138,7 @@ class Bagged(Gathered):
 
     @property
     def gradients(self) -> torch.Tensor:  # type: ignore[override]
-        """Those of ``Gathered``, for uses of other kinds to be added."""
+        """Gradients as ``Gathered`` has them, for uses of other kinds to be added."""
         return self.coefficients[..., None] * self.vectors[:, None]
 
     @functools.cached_property

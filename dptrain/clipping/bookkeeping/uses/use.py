@@ -111,7 +111,7 @@ class SideNorms:
 
     @functools.cached_property
     def values(self) -> torch.Tensor:
-        """Shape (rows,)."""
+        """The norms, shape (rows,)."""
         return row_norms(self.side)
 
 
@@ -174,7 +174,7 @@ class Materialized(Whole):
         return Materialized(views.summed(self.gradients), own=True)
 
     def merged(self, other: Use) -> Use | None:
-        """The sum, where the other is materialised too."""
+        """The sum, where the other is materialized too."""
         if isinstance(other, Materialized):
             return Materialized(self.gradients + other.gradients, own=True)
         return None

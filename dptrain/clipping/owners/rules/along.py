@@ -47,7 +47,7 @@ def without(owners: Map, dims: Sequence[int]) -> Map:
 
 
 def fits(owners: Map, result: torch.Tensor) -> bool:
-    """True if it has as many dimensions as the result, and expands to it."""
+    """True if the map has as many dimensions as the result, and expands to it."""
     pairs = zip(owners.shape, result.shape, strict=False)
     return owners.dim() == result.dim() and all(a in (1, b) for a, b in pairs)
 
@@ -89,7 +89,7 @@ def all_along(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("native_layer_norm", "_fused_rms_norm")
 def layer_norm(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By the last dimensions."""
+    """Owners by the last dimensions."""
     last = range(-len(call["normalized_shape"]), 0)
     inner = join_along(call.map("input"), last)
     out = join(inner, call.map("weight"), call.map("bias") if call.has("bias") else shared(()))
@@ -98,7 +98,7 @@ def layer_norm(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def layer_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By the last dimensions; of the parameters what all rows give."""
+    """Owners by the last dimensions; of the parameters what all rows give."""
     count = len(call["normalized_shape"])
     each = join(*call.maps())
     inner = join_along(each, range(-count, 0))
@@ -111,6 +111,6 @@ def layer_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 
 def broadcasts(owners: Map, result: torch.Tensor) -> bool:
-    """True if it expands to the result."""
+    """True if the map expands to the result."""
     pairs = zip(reversed(owners.shape), reversed(result.shape), strict=False)
     return owners.dim() <= result.dim() and all(a in (1, b) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Element by element, and what depends on no example."""
+"""Operators that work element by element, and results that depend on no example."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def filled(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("_local_scalar_dense", "equal", "is_nonzero", "_assert_async", "_assert_tensor_metadata")
 def nothing(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """No tensor comes of it."""
+    """No map: no tensor comes of the operator."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Embeddings, and what is picked or put by indices."""
+"""Embeddings, and operators that pick or put elements by indices."""
 
 from __future__ import annotations
 

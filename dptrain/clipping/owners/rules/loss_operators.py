@@ -23,7 +23,7 @@ def loss(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
 def nll_loss(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By target; the total weight belongs to all of them, where targets are not alike in it."""
+    """Owners by target; the total weight is all targets', where they are not alike in it."""
     self, target = call.map("self"), call.map("target")
     classes = min(1, self.dim() - 1)
     each = without(join_along(self, [classes]), [classes])
@@ -38,7 +38,7 @@ def nll_loss(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def nll_loss_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By target."""
+    """Owners by target."""
     classes = min(1, results[0].dim() - 1)
     grad, target = call.map("grad_output"), call.map("target")
     if not target.dim():
@@ -52,7 +52,7 @@ def nll_loss_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("multi_margin_loss", "multilabel_margin_loss_forward")
 def margin_loss(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By row."""
+    """Owners by row."""
     self, target = call.map("self"), call.map("target")
     rows = join_along(self, [-1]).squeeze(-1) if self.dim() else self
     marks = join_along(target, [-1]).squeeze(-1) if target.dim() > rows.dim() else target
@@ -66,7 +66,7 @@ def margin_loss(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def margin_loss_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By row."""
+    """Owners by row."""
     self, target, grad = (call.map(n) for n in ("self", "target", "grad_output"))
     if self.dim() < 2:
         return [join(*(join_all(m) for m in call.maps()))]

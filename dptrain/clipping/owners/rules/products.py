@@ -1,4 +1,4 @@
-"""Products of matrices, and what is made of whole ones."""
+"""Products of matrices, and operators on whole ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def distances_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("multinomial")
 def drawn(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """By the weights of a row."""
+    """Owners by the weights of a row."""
     return [join_along(call.map("self"), [-1])]
 
 

@@ -1,4 +1,4 @@
-"""Views, and what puts elements elsewhere."""
+"""Views, and operators that put elements elsewhere."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def strided(call: Call, results: list[torch.Tensor]) -> list[Map | None]:
 
 @rule("_conj", "_neg_view")
 def same(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """As it was."""
+    """The map as it was."""
     return [call.map("self")]
 
 
