@@ -99,7 +99,7 @@ class ModuleState:
                     self._value(_join(name, attribute), value, inside=False)
 
     def _value(self, path: str, value: Any, *, inside: bool) -> None:
-        """One attribute or element.
+        """Record one attribute or element.
 
         Args:
             inside: whether it is a part of an object that is no module.

@@ -49,12 +49,12 @@ def named_error(error: BaseException) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Three digits, in seconds or milliseconds."""
+    """A time in three digits, in seconds or milliseconds."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def size(count: float) -> str:
-    """Three digits, in bytes, kB, MB, GB or TB of 1000 each."""
+    """A size in three digits, in bytes, kB, MB, GB or TB of 1000 each."""
     units = ["B", "kB", "MB", "GB", "TB"]
     while count >= 1000 and len(units) > 1:
         count /= 1000
