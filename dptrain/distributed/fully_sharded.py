@@ -162,7 +162,7 @@ class FullySharded:
 
     @contextlib.contextmanager
     def as_whole(self) -> Iterator[None]:
-        """The layers hold the parameters that they compute with, of no memory; for all ranks."""
+        """Context: layers hold the parameters they compute with, of no memory; for all ranks."""
         self.rest()
         for module in self._modules:  # one by one: the whole is in no one's memory
             module.unshard()
@@ -178,7 +178,7 @@ class FullySharded:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Every rank has the whole module and may run it as often as it likes; for all ranks.
+        """Context: each rank has the whole module, to run as often as it likes; for all ranks.
 
         What torch has noted of the pass that is under way is as it was, afterwards.
         """
@@ -270,7 +270,7 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 def _refuse(p: torch.Tensor) -> None:
-    """No gradient belongs on a shard."""
+    """Refuse a gradient on a shard: none belongs there."""
     p.grad = None  # not clipped
     raise RuntimeError(
         f"a gradient reached the shards of a parameter of shape {tuple(p.shape)} past the layer "
@@ -280,7 +280,7 @@ def _refuse(p: torch.Tensor) -> None:
 
 
 def _nothing() -> None:
-    """In place of what gives a layer's parameters up."""
+    """Do nothing, in place of what gives a layer's parameters up."""
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

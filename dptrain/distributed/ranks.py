@@ -83,7 +83,7 @@ class Ranks:
 
     @classmethod
     def of(cls, distributed: bool | None) -> Ranks:
-        """Those of torch's process group, if there is one with several ranks and it is wanted.
+        """Ranks of torch's process group, if there is one with several ranks and it is wanted.
 
         Raises:
             TypeError: if ``distributed`` is neither a truth value nor ``None``.
@@ -131,7 +131,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """An error of this block on one rank ends all of them, at the exchange that follows."""
+        """Context in which an error on one rank ends all of them, at the exchange that follows."""
         try:
             yield
         except Exception as error:

@@ -23,7 +23,7 @@ def bucket_length(longest: int, ranks: int) -> int:
 
 
 def everywhere(error: Exception) -> Exception:
-    """Marks an error that all ranks raise at this point of their programs."""
+    """Mark an error that all ranks raise at this point of their programs."""
     error.everywhere = True  # type: ignore[attr-defined]
     return error
 
