@@ -183,7 +183,7 @@ def _shown(name: str) -> str:
 
 
 Mended = tuple[nn.Module, list[str]]
-"""What stands for a layer, and what to say of it."""
+"""The layer that replaces a layer, and the lines to say of it."""
 
 
 def _unwrapped(layer: nn.Module) -> Mended:

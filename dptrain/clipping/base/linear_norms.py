@@ -11,7 +11,7 @@ import torch
 from dptrain.clipping.base.rows import row_norms
 
 ROUNDING = 16.0
-"""What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have."""
+"""Norms are rounded up by this, in units of the unit roundoff u of the dtype that sums have."""
 
 _LONG = 64  # positions from which on parts of a Gram matrix cost less in several products than all
 _STRIPES = 3  # products, of a third of the rows each: 2/3 of the multiplications are left

@@ -37,7 +37,7 @@ from dptrain.sampling import MicroBatch
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[torch.Tensor], torch.Tensor]
-"""From norms to factors in [0, 1], one for each example."""
+"""Function from norms to factors in [0, 1], one for each example."""
 
 
 class BookkeepingClipper(Book):

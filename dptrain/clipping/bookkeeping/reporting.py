@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 Report = Callable[[tuple[torch.Tensor, ...], torch.Tensor], None]
-"""From tensors that were kept, and the gradient."""
+"""Function of the tensors that were kept, and of the gradient."""
 
 
 class Reported(torch.autograd.Function):

@@ -50,7 +50,7 @@ TELLING = frozenset({"_local_scalar_dense", "item", "equal", "is_nonzero", "allc
 """Operators that return a number."""
 
 Told = Mapping[Place, Sequence[Any]]
-"""By places of the program: the numbers that it was told there, in order."""
+"""Numbers that the program was told, in order, by its places."""
 
 
 class Telling(TorchDispatchMode):

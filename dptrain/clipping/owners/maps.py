@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 SHARED = -1
-"""No example: what all share, and what does not depend on the batch."""
+"""Owner of elements of no example: all share them, or they do not depend on the batch."""
 
 EVENT = -2  # and below: several examples, or nobody knows; -2 - the number of the event
 NEW = -(2**31)  # several examples, by the operator that is being followed

@@ -25,7 +25,7 @@ from dptrain.clipping.owners.trace import Event, OwnerTrace
 from dptrain.sampling import MicroBatch
 
 SHARE = 0.01
-"""Of the steps after the first that are followed: each costs one to two ordinary ones more."""
+"""Share of the steps after the first that are followed: each costs as one to two more do."""
 
 _INPUT = "its input"
 _AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
@@ -126,7 +126,7 @@ class OwnerWatch:
         self._why: str | None = None
         self._seen = False
         self.answers: Answers | None = None  # of what the module is told in the call to come
-        # What is left to do at the end of a step, which is told whether it was shown.
+        # Work left to do at the end of a step, which is told whether it was shown.
         self.waiting: dict[Any, Callable[..., None]] = {}
         self._looks: set[int] = set()
         self._calls = 0

@@ -133,7 +133,7 @@ class Confirmation:
             p = self._trained[n]
             difference, length = _length(found.sums.get(p), wanted[n]), _length(wanted[n])
             limit = self._limit(p, noise[n], max(length, found.lengths.get(p, 0.0)), whole)
-            # What is not a number is compared nowhere: the run itself leaves such examples out.
+            # Values that are no numbers are not compared: the run itself leaves such examples out.
             if difference > limit:
                 off[n] = (difference / limit, p not in found.sums)
         return off

@@ -30,7 +30,7 @@ def steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     return up * torch.randint(1, 5, shape, generator=generator)
 
 
-# What becomes of a leaf's rows of one example: (rows, other rows, name) -> rows.
+# Change of a leaf's rows of one example: (rows, other rows, name) -> rows.
 Change = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 
 
@@ -102,7 +102,7 @@ def _dimension(leaf: Any, rows: int, *, second: bool = False) -> int | None:
         return 1
     if _follows(leaf, rows):
         return 0
-    # What all share is broadcast along a dimension of size 1.
+    # Values that all share are broadcast along a dimension of size 1.
     return 1 if may_be and rows > 1 else None
 
 

@@ -24,7 +24,7 @@ from dptrain.clipping.probe.witness import Witness
 from dptrain.core import named_error, remember_globals, restore_global_state
 
 PROBES = ("first", "shapes", "off")
-"""When the probe looks: at the first batch, at every new shape of inputs, or never."""
+"""Times at which the probe looks: at the first batch, at every new shape of inputs, or never."""
 
 _ROUNDS = 5  # of looking for uses of parameters past their layers, and following these
 
@@ -264,7 +264,7 @@ class RowProbe:
             # Layers that were exchanged, and hooks that were registered, since the last probe.
             tuple(layers),
             tuple(attached(layers)),
-            # Whether they are training, and switches of the user's own.
+            # Training flags, and switches of the user's own.
             tuple([v for m in layers for v in vars(m).values() if v is True or v is False]),
         )
         self._key = key

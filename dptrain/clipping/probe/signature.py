@@ -164,7 +164,7 @@ class LossSignature:
         if len(self._even) < _SIZES or max(self._even) < _APART * min(self._even):
             return
         other = "sum" if reduction == "mean" else "mean"
-        # What would be the same in all batches if the loss were the other one.
+        # A number that would be the same in all batches if the loss were the other one.
         constants = [c * r if other == "mean" else c for r, c in self._even.items()]
         if max(constants) - min(constants) > alike * max(constants):
             return

@@ -83,7 +83,7 @@ class TapProducts(abc.ABC):
         stride, dilation = shape.stride[0], shape.dilation[0]
         starts = [tap * dilation for tap in range(shape.kernel[0])]
         self.remainders = list(dict.fromkeys(start % stride for start in starts))
-        # Where each tap of the first dimension finds its rows: remainder, first row.
+        # Place of the rows of each tap of the first dimension: remainder, first row.
         self.taps = [(self.remainders.index(s % stride), s // stride) for s in starts]
         self.inner, self.length = positions(g.shape[3:]), positions(g.shape[2:])
         self.rows = max(first for _, first in self.taps) + g.shape[2]

@@ -29,7 +29,7 @@ def _functions(*names: str) -> Iterator[Callable[..., Any]]:
                 yield found
 
 
-# What takes a tensor's type, shape or device, and none of its numbers.
+# Functions that take a tensor's type, shape or device, and none of its numbers.
 _LOOKED_AT = frozenset(
     _functions(
         "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",
@@ -330,7 +330,7 @@ DIRECT: dict[Callable[..., Any], Handler] = {
     **dict.fromkeys(_functions("__getitem__"), index),
     **dict.fromkeys(_functions("conv1d", "conv2d", "conv3d"), convolution),
 }  # fmt: skip
-"""How each function and method is handled; others are run again for each example."""
+"""Handler of each function and method; others are run again for each example."""
 
 
 def replayed(op: Operation) -> Any:

@@ -102,7 +102,7 @@ class LayerSession:
             factor = int(len(leaf) == self.rows)
             if self.plan.watching and leaf.requires_grad and not len(leaf) % self.rows:
                 factor = len(leaf) // self.rows
-        # What was computed from the batch and has no rows mixes the examples.
+        # A value computed from the batch that has no rows mixes the examples.
         return NEITHER if not factor and leaf.requires_grad else factor
 
     def _without_rows(self, op: Operation, name: str) -> Any:
@@ -148,7 +148,7 @@ class LayerSession:
             elif factor > 0 and op.func in SAME_ROWS and op.repeats_one_row(value):
                 first = track(value[:1], self, roots, constants=constants)
                 copies = self.each_row(first, factor, value.dim())
-                # What torch has written out may be viewed in ways that one row cannot.
+                # Copies that torch has written out may be viewed in ways that one row cannot.
                 found[k] = copies.contiguous() if value.is_contiguous() else copies
             elif factor > 1 and op.tiles(value, factor):
                 first = track(value[:factor][None], self, roots, constants=constants)

@@ -84,7 +84,7 @@ class Signals:
 
 
 States = tuple[torch.Tensor, torch.Tensor | None]
-"""Of a hidden state, and of an LSTM's cells."""
+"""Tensors of a hidden state, and of an LSTM's cells."""
 
 
 class Cell(abc.ABC):

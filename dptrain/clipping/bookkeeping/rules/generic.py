@@ -40,7 +40,7 @@ _DEVICE_MEMORY = 2**28
 _DEPTH = 4  # of objects within what a layer returns
 _KEPT = 2**24  # numbers of a call's per-example gradients that are kept; more are found twice
 
-# How far the outputs of a replay may be from those of the forward pass, relative to their length.
+# Distance allowed between outputs of a replay and of the forward pass, relative to their length.
 # Other kernels, and other orders of addition, stay far below; other random numbers do not.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 _TOLERANCE_HALF = 0.1

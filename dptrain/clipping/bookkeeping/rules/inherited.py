@@ -68,7 +68,7 @@ def _looked_at(kind: type[nn.Module]) -> set[str] | None:
     waiting = ["forward"]
     while waiting:
         name = waiting.pop()
-        # What super() calls is in the classes further up.
+        # Methods that super() calls are in the classes further up.
         for parent in kind.__mro__:
             if parent in (nn.Module, object) or name not in vars(parent):
                 continue

@@ -155,7 +155,7 @@ def _direction(
     """One direction of one layer: its states, flat, and its final ones."""
     weights = Weights._make(getattr(layer, name + suffix, None) for name in _NAMES)
     cell = _cell(layer)
-    # What projects the states gets a gradient too, behind those of the gates.
+    # The projection of the states gets a gradient too, behind those of the gates.
     gates = None if weights.hr is None else len(weights.ih)
     uses = functools.partial(_uses, cell, suffix, weights.bias_ih is not None, gates)
     states, *last = recurrence(

@@ -28,7 +28,7 @@ from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 Inputs = tuple[Any, ...]
 Forward = Callable[..., Any]
 Uses = Callable[[nn.Module, Inputs, torch.Tensor], Mapping[Any, Use]]
-"""As ``LayerRule.uses``, by names, or by the parameters themselves."""
+"""Function like ``LayerRule.uses``, by names, or by the parameters themselves."""
 
 PerExampleGradients = Callable[[nn.Module, Inputs, torch.Tensor], Mapping[str, torch.Tensor]]
 
@@ -433,7 +433,7 @@ class Observe:
         if isinstance(a, Tracked) or not shape:
             return 0
         factor = self.plan.factor(place, shape, rows)
-        # What was computed with parameters, and is not tracked, is the examples'. Of a single row
+        # A value computed with parameters that is not tracked is the examples'. Of a single row
         # both would be that one's.
         if rows > 1 and self.plan.ambiguous(place, shape, rows) and not a.requires_grad:
             raise RuntimeError(

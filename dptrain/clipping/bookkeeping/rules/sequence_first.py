@@ -15,7 +15,7 @@ from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.bookkeeping.rules.inherited import differs
 from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, LayerRule, Observe
 
-# How many of the first arguments are sequences.
+# Number of the first arguments that are sequences.
 _SEQUENCES: dict[type[nn.Module], int] = {
     nn.TransformerEncoderLayer: 1,
     nn.TransformerEncoder: 1,

@@ -147,8 +147,8 @@ def _owners(
     for name, layer in modules.items():
         if layer in covered:
             continue
-        # What a layer within has too (the bias of BERT's head, say) is used there; a use that goes
-        # past it is refused in the backward pass.
+        # A parameter that a layer within has too (the bias of BERT's head, say) is used there; a
+        # use that goes past it is refused in the backward pass.
         within = set(layer.modules())
         if any(within.isdisjoint(used_by.get(p, ())) for p in owned(layer, None).values()):
             found.append(name)

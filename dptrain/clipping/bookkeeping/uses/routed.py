@@ -47,7 +47,7 @@ class Routed(Use):
     ) -> torch.Tensor:
         found = []
         for expert in range(self.count):
-            # What is another's is left out, not multiplied away: 0 · NaN is NaN.
+            # Others' values are left out, not multiplied away: 0 · NaN is NaN.
             others = (self.experts[start:stop] != expert)[..., None]
             own = left.masked_fill(others, 0.0).transpose(1, 2)
             found.append(torch.bmm(own, right.masked_fill(others, 0.0)))

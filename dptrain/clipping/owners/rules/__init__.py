@@ -14,6 +14,6 @@ from dptrain.clipping.owners.rules.calls import Call
 from dptrain.clipping.owners.rules.results import owners_of_results
 
 KINDS = along, by_rows, channels, elementwise, indices, loss_operators, products, views
-"""Where the rules are, which are registered as these are imported."""
+"""Modules of the rules, which are registered as these are imported."""
 
 __all__ = ["KINDS", "Call", "owners_of_results"]

@@ -131,7 +131,7 @@ def _choice(call: Call, picked: Sequence[torch.Tensor | None]) -> tuple[Map | No
     if all(is_shared(call.of(i)) for i in given):
         return None, 0, 0
     if _masks(picked):
-        # What is chosen by a mask has places that all of the mask decides.
+        # Elements chosen by a mask have places that all of the mask decides.
         return join(*(join_all(call.of(i)) for i in given)), 0, 0
     places = [k for k, i in enumerate(picked) if i is not None]
     chosen = join(*(call.word(i) for i in given))
