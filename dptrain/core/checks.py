@@ -68,9 +68,6 @@ def invariant(holds: object, what: str) -> None:
     Args:
         holds: what no argument of a user's should be able to break.
         what: that is wrong otherwise, as a sentence without its end.
-
-    Raises:
-        RuntimeError: unless it holds.
     """
     if not holds:
         raise RuntimeError(
@@ -87,12 +84,7 @@ def integer(
     maximum: int | None = None,
     owner: str = "",
 ) -> int:
-    """``value`` as a Python int of at least ``minimum`` and at most ``maximum``.
-
-    Raises:
-        TypeError: if it is a bool or not an integer.
-        ValueError: if it is out of range.
-    """
+    """``value`` as a Python int of at least ``minimum`` and at most ``maximum``."""
     number = _scalar(value)
     if isinstance(number, bool) or not isinstance(number, abstract.Integral):
         start = named(name, value, owner)
@@ -129,18 +121,10 @@ def number(
     """``value`` as a finite float in the stated range.
 
     Args:
-        name: of the argument.
-        value: of the argument.
-        minimum: least value.
         above: the value has to be greater.
-        maximum: greatest value.
         below: the value has to be smaller.
         owner: whose argument it is, if a class of many.
         remedy: what else a message about the range should say.
-
-    Raises:
-        TypeError: if it is a bool or no real number.
-        ValueError: if it is not finite, or out of range.
     """
     found = _scalar(value)
     if isinstance(found, bool) or not isinstance(found, abstract.Real):
@@ -178,12 +162,7 @@ def number(
 
 
 def probability(name: str, value: Any, *, owner: str = "") -> float:
-    """``value`` as a float in (0, 1].
-
-    Raises:
-        TypeError: if it is no number.
-        ValueError: if it is outside (0, 1].
-    """
+    """``value`` as a float in (0, 1]."""
     found = number(name, value, owner=owner) if _finite(value) else math.nan
     if not 0.0 < found <= 1.0:
         raise ValueError(f"{named(name, value, owner)} must be a probability in (0, 1]")
@@ -197,12 +176,7 @@ def _finite(value: Any) -> bool:
 
 
 def numbers(name: str, values: Any, *, owner: str = "") -> tuple[float, ...]:
-    """``values`` as finite floats.
-
-    Raises:
-        TypeError: if it is not a sequence of numbers.
-        ValueError: if one is not finite.
-    """
+    """``values`` as finite floats."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         start = named(name, values, owner)
         raise TypeError(f"{start} must be a sequence of numbers, not {type(values).__name__}")
@@ -213,22 +187,14 @@ def numbers(name: str, values: Any, *, owner: str = "") -> tuple[float, ...]:
 
 
 def flag(name: str, value: Any, *, owner: str = "") -> bool:
-    """``value`` if it is a bool.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """``value`` if it is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{named(name, value, owner)} must be True or False")
     return value
 
 
 def text(name: str, value: Any, *, owner: str = "") -> str:
-    """``value`` if it is a string.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """``value`` if it is a string."""
     if not isinstance(value, str):
         start = named(name, value, owner)
         raise TypeError(f"{start} must be a string, not {type(value).__name__}")
@@ -236,12 +202,7 @@ def text(name: str, value: Any, *, owner: str = "") -> str:
 
 
 def choice(name: str, value: Any, options: Iterable[str], *, owner: str = "") -> str:
-    """``value`` if it is one of some strings.
-
-    Raises:
-        TypeError: if it is no string.
-        ValueError: if it is another one.
-    """
+    """``value`` if it is one of some strings."""
     known = list(options)
     if (chosen := text(name, value, owner=owner)) not in known:
         hint = f"; {did_you_mean(chosen, known)}".rstrip("; ")
@@ -250,11 +211,7 @@ def choice(name: str, value: Any, options: Iterable[str], *, owner: str = "") ->
 
 
 def function(name: str, value: Any, *, owner: str = "") -> None:
-    """Refuse what is neither ``None`` nor can be called.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Refuse what is neither ``None`` nor can be called."""
     if value is not None and not callable(value):
         raise TypeError(f"{named(name, value, owner)} must be a function, or None")
 
@@ -270,14 +227,8 @@ def instance(
     """``value`` if it is of a type.
 
     Args:
-        name: of the argument.
-        value: of the argument.
-        kind: the type, or several.
         example: what would do, in a few words.
         owner: whose argument it is, if a class of many.
-
-    Raises:
-        TypeError: if it is of another type.
     """
     if not isinstance(value, kind):
         hint = f", for instance {example}" if example else ""

@@ -25,7 +25,7 @@ from dptrain.clipping.owners.trace import Event, OwnerTrace
 from dptrain.sampling import MicroBatch
 
 SHARE = 0.01
-"""Share of the steps after the first that are followed: each costs as one to two more do."""
+"""Share of steps after the first that are followed: each costs one to two ordinary ones more."""
 
 _INPUT = "its input"
 _AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
