@@ -1,4 +1,4 @@
-"""Whether a loss function keeps the examples of a batch apart: called on a few made-up rows."""
+"""Check that a loss function keeps the examples of a batch apart, on a few made-up rows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,6 @@ def ties_rows(criterion: Callable[..., Any], reduction: str) -> bool | None:
     It is tried on predictions and targets of the kinds that torch's criteria take; ``None`` if it
     takes none of these, draws numbers, or ties the rows of some kinds and not those of others, so
     that nothing is known of those that it is meant for.
-
-    Args:
-        criterion: the loss function; a copy of it is called.
-        reduction: ``"mean"`` or ``"sum"`` over the rows.
     """
     several: dict[int, bool] = {}
     single: dict[int, bool] = {}

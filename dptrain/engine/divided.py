@@ -42,18 +42,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """This rank's part of a run, as far as a checkpoint is concerned.
-
-    Args:
-        ranks: of the run.
-        module: the user's.
-        optimizer: the user's.
-        noise: of this rank.
-        shards: what the ranks divide.
-
-    Raises:
-        ValueError: if several ranks hold the same parameters, which nothing here divides.
-    """
+    """This rank's part of a run, as far as a checkpoint is concerned."""
 
     ranks: Ranks
     module: nn.Module
@@ -78,7 +67,7 @@ class Holder:
         return pieces[self.ranks.rank][0]
 
     def parameter(self, key: str) -> torch.Tensor:
-        """That a tensor of the optimizer's state is for."""
+        """The parameter that a tensor of the optimizer's state belongs to."""
         _, single, index, _ = key.split(".", 3)
         return all_of(list(single_optimizers(self.optimizer))[int(single)])[int(index)]
 
@@ -102,16 +91,7 @@ def check_not_in_dcp() -> None:
 
 
 def write_folder(state: Mapping[str, Any], folder: pathlib.Path, holder: Holder) -> None:
-    """Write a state; for all ranks. The folder is there when all of it is, for its owner only.
-
-    Args:
-        state: this rank's share, or the whole of one process.
-        folder: that is to be made, which all ranks see.
-        holder: of the run.
-
-    Raises:
-        ValueError: if there is such a folder; on ranks that do not see it, a RuntimeError says so.
-    """
+    """Write a state; for all ranks. The folder is there when all of it is, for its owner only."""
     import torch.distributed.checkpoint as dcp  # which takes its time, and others need not
 
     ranks = holder.ranks
@@ -138,16 +118,12 @@ def write_folder(state: Mapping[str, Any], folder: pathlib.Path, holder: Holder)
 def read_folder(
     folder: pathlib.Path, holder: Holder, check: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """What this rank needs of what ``write_folder`` has written, as ``load_state_dict`` takes it.
+    """This rank's part of a state that ``write_folder`` wrote, as ``load_state_dict`` takes it.
 
     Args:
         folder: that all ranks see.
         holder: of the run that goes on.
-        check: of what is not in tensors; raises where that is of another run.
-
-    Raises:
-        ValueError: if there is no such state, or a damaged one, or one of another module; on ranks
-            that do not see it, a RuntimeError says so.
+        check: is given the part that is not in tensors; raises where that is of another run.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -193,7 +169,7 @@ def _agree(ranks: Ranks, folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _all_alike(ranks: Ranks) -> Iterator[None]:
-    """What one rank raises here ends all of them; they leave it together."""
+    """Raise on every rank what one rank raises within; all ranks leave together."""
     with ranks.together():
         yield
         ranks.any("a checkpoint", False)
@@ -201,18 +177,14 @@ def _all_alike(ranks: Ranks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _by_itself(ranks: Ranks) -> Iterator[bool]:
-    """Whether DCP is to leave torch's process group alone, of which it then warns."""
+    """True if DCP is to leave torch's process group alone; its warning about that is hidden."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield ranks.world_size == 1
 
 
 def _make(folder: pathlib.Path, part: pathlib.Path) -> None:
-    """The folder that is written to, empty.
-
-    Raises:
-        ValueError: if the one that it is to become is there.
-    """
+    """The folder that is written to, empty."""
     if folder.exists() or folder.is_symlink():
         raise ValueError(
             f"folder={str(folder)!r} exists already: name another, for instance by the number of "
@@ -282,11 +254,7 @@ def _placed(key: str, value: torch.Tensor, like: Any) -> Tensors:
 
 
 def _wanted(known: Mapping[str, Any], holder: Holder) -> Tensors:
-    """What this rank is to read, by name: new tensors, whatever they hold.
-
-    Raises:
-        ValueError: if the state is of another module or optimizer.
-    """
+    """The tensors that this rank is to read, by name: new ones, with arbitrary contents."""
 
     def room(key: str, like: torch.Tensor) -> Tensors:
         if tuple(known[key].size) != tuple(like.shape):
@@ -384,7 +352,7 @@ def _is_noise(key: str) -> bool:
 def _numbers(
     tensors: Mapping[str, torch.Tensor], holder: Holder
 ) -> Iterator[tuple[str, torch.Tensor, int]]:
-    """What a rank answers for: name, its entries of a tensor, and the place of the first.
+    """The tensors that this rank sums up: name, its own entries, and the place of the first.
 
     Tensors that are not divided are answered for by the first rank, and copies by no one.
     """

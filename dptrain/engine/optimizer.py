@@ -1,4 +1,4 @@
-"""The optimiser wrapper: clipped sums in, correlated noise added, one release a logical step."""
+"""The optimizer wrapper: clipped sums in, correlated noise added, one release a logical step."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _BEGAN = "noise, parameters or released steps at the start"
 
 
 class PrivateOptimizer(DPOptimizer):
-    """Wraps a torch optimiser; ``step()`` is called once for every batch the loader yields.
+    """Wraps a torch optimizer; ``step()`` is called once for every batch the loader yields.
 
-    On the last microbatch of logical step t the wrapped optimiser is given
+    On the last microbatch of logical step t the wrapped optimizer is given
     ``(Σ_i clip(g_i, R) + σ R (C^-1 Z)_t) / B̄`` (no division for a sum-reduced loss) and steps; on
     earlier microbatches the clipped sums are only added up. Which row is whose, its weight and
-    "last of this step" are read from the batch itself. If the wrapped optimiser scales gradients
+    "last of this step" are read from the batch itself. If the wrapped optimizer scales gradients
     (``ScalesGradients``), clip(g_i, R) is clip(s ⊙ g_i, R) above and it is
     given the whole divided by s.
 
@@ -164,15 +164,10 @@ class PrivateOptimizer(DPOptimizer):
         self.clipper.discard()
 
     def bounds(self) -> tuple[float, torch.Tensor]:
-        """What is clipped to, and the weights of the current batch's rows, shape (rows,).
+        """The norm to clip to, and the weights of the current batch's rows, shape (rows,).
 
         Gradients are clipped to a little less than R, as two sums on the grid of the release may
         differ by as much more than the sums themselves (``Rounding.pad``).
-
-        Raises:
-            RuntimeError: if no batch has been taken from the private loader.
-            ValueError: if the wrapped optimiser's scales cannot be used, or R was set to what is
-                no bound.
         """
         batch = self.loader.current
         if batch is None:
@@ -196,11 +191,7 @@ class PrivateOptimizer(DPOptimizer):
         return self._bound * (1.0 - self._pad), torch.from_numpy(batch.weights)
 
     def _admit(self, norms: torch.Tensor) -> torch.Tensor:
-        """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,).
-
-        Args:
-            norms: of what each row contributes after clipping, shape (rows,), or more.
-        """
+        """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,)."""
         batch = self.loader.current
         assert batch is not None
         assert self.individual is not None
@@ -238,7 +229,7 @@ class PrivateOptimizer(DPOptimizer):
     def check_parameters(self) -> None:
         """Refuse to step with parameters that are not those of the run.
 
-        What the wrapped optimiser finds in ``p.grad`` of a parameter of the run is the release,
+        What the wrapped optimizer finds in ``p.grad`` of a parameter of the run is the release,
         which replaces whatever was there. In any other it would find a plain gradient, neither
         clipped nor noised.
         """
@@ -271,16 +262,7 @@ class PrivateOptimizer(DPOptimizer):
         self.original_optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Use the current batch; on the last microbatch of a logical step, release and update.
-
-        Raises:
-            RuntimeError: if there is no unused batch, the planned steps have all run, the
-                backward pass of this batch cannot be clipped to R (see ``dptrain.clipping``),
-                the noise is not the mechanism's, the parameters are not those of the run, the
-                forward pass left something behind in the module (see ``StateWatch``), an
-                earlier release was interrupted, or a ``GradScaler`` does not say what it
-                multiplied the loss by.
-        """
+        """Use the current batch; on the last microbatch of a logical step, release and update."""
         try:
             return self._step(closure)
         except BaseException:
@@ -383,7 +365,7 @@ class PrivateOptimizer(DPOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """That a ``GradScaler`` is to call ``step()`` whatever it finds, and to state its scale.
+        """True: a ``GradScaler`` calls ``step()`` whatever it finds, and states its scale.
 
         It looks for overflows in ``p.grad`` right after asking, and its ``update()`` fails if there
         is none to look at. So it is shown zeros: its scale must not depend on the batch, of which
@@ -396,11 +378,7 @@ class PrivateOptimizer(DPOptimizer):
         return True
 
     def _loss_scale(self) -> float:
-        """What a ``GradScaler`` says that it multiplied the loss by; 1 without one.
-
-        Raises:
-            RuntimeError: if it does not say so, or the scale is no positive number.
-        """
+        """The factor by which a ``GradScaler`` says that it multiplied the loss; 1 without one."""
         if "found_inf" not in vars(self):
             return 1.0
         stated: Any = getattr(self, "grad_scale", None)
@@ -458,15 +436,11 @@ class PrivateOptimizer(DPOptimizer):
 
     @property
     def _stepped(self) -> list[Any]:
-        """What the wrapped optimizer steps on: the parameters, or this rank's pieces of them."""
+        """The tensors that the wrapped optimizer updates: the parameters, or this rank's pieces."""
         return self.params if self._sliced is None else list(self._sliced.parameters)
 
     def attach_step_hook(self, fn: Callable[[DPOptimizer], None]) -> None:
-        """Have ``fn(optimizer)`` called before every update, when the release is in ``p.grad``.
-
-        Raises:
-            RuntimeError: where it is in slices.
-        """
+        """Call ``fn(optimizer)`` before every update, when the release is in ``p.grad``."""
         if self._sliced is not None:
             raise RuntimeError(
                 "attach_step_hook() is for what looks at the whole release, and each rank of this "
@@ -491,7 +465,7 @@ class PrivateOptimizer(DPOptimizer):
             p.summed_grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimiser's state; the run's state is ``private.state_dict()``.
+        """The wrapped optimizer's state; the run's state is ``private.state_dict()``.
 
         Where it steps on slices, it is the state of this rank's, which says their places.
         """
@@ -500,11 +474,7 @@ class PrivateOptimizer(DPOptimizer):
         return self.original_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimiser's state.
-
-        Raises:
-            TypeError: if the state is no mapping.
-        """
+        """Load the wrapped optimizer's state."""
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"state_dict is a {type(state_dict).__name__}: expected what "
@@ -513,11 +483,7 @@ class PrivateOptimizer(DPOptimizer):
         self.load_states([state_dict])
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the wrapped optimiser's state, or the states of slices of it, of all ranks.
-
-        Raises:
-            ValueError: if they lack entries.
-        """
+        """Load the wrapped optimizer's state, or the states of slices of it, of all ranks."""
         if self._sliced is not None:
             self._sliced.load(states)
         elif len(states) == 1 and not in_pieces(states[0]):
@@ -555,11 +521,7 @@ def _most_examples(scheme: Scheme) -> int:
 
 
 class SharedStep:
-    """Individual budgets, clipped sums and the record of a step, for all ranks alike.
-
-    Args:
-        ranks: the processes of the run.
-    """
+    """Individual budgets, clipped sums and the record of a step, for all ranks alike."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -573,13 +535,7 @@ class SharedStep:
         self._origin = None
 
     def admit(self, record: IndividualRecord, batch: MicroBatch, ratios: Array) -> Array:
-        """Shares of this rank's examples; the record of every rank charges the examples of all.
-
-        Args:
-            record: this rank's.
-            batch: this rank's part of the microbatch, m examples.
-            ratios: their norm ratios, shape (m,).
-        """
+        """Shares of this rank's examples; the record of every rank charges the examples of all."""
         columns = np.stack([batch.indices.astype(np.float64), ratios])  # exact up to 2^53
         (indices, everybody), own = self.ranks.gather(columns, batch.step, batch.part)
         shares = record.admit(
@@ -598,15 +554,12 @@ class SharedStep:
 
         Args:
             optimizer: this rank's.
-            parts: microbatches that it has added up.
+            parts: number of microbatches that it has added up.
             bound: R that they were clipped to.
-            missing: parameters that no gradient came of on this rank, if they are to be told of.
+            missing: parameters without a gradient on this rank, if they are to be reported.
 
         Returns:
             Those of ``missing`` that no other rank has a gradient of either.
-
-        Raises:
-            RuntimeError: on every rank, if their sums would not make one release.
         """
         clipper = optimizer.clipper
         found = clipper.nonfinite_examples - self._nonfinite
@@ -637,12 +590,12 @@ class SharedStep:
         return [p for p in missing if not _any(p.summed_grad)]
 
     def digest_of(self, released: Sequence[torch.Tensor], *, ranks: Sequence[int] = ()) -> str:
-        """Of the bits of a release, the same on all ranks.
+        """Digest of the bits of a release, the same on all ranks.
 
         Args:
             released: the tensors, or this rank's pieces of them.
-            ranks: that have all pieces between them, this one with them; the digest is then over
-                those of these ranks, in order.
+            ranks: that have all pieces between them, this one included; the digest is then over
+                the pieces of these ranks, in order.
         """
         digest = checksum(released)
         if not ranks:
@@ -657,10 +610,6 @@ class SharedStep:
 
         Copies of a shard that differed would tell the difference of two sums without noise
         (docs/theory/noise.md#thm-copies).
-
-        Raises:
-            RuntimeError: on every rank, if it cannot be entered, or is not the same on all: noise
-                on unlike devices, for instance.
         """
         with self.ranks.together():
             ledger.record(step, digest)
@@ -692,7 +641,7 @@ def _any(total: torch.Tensor | None) -> bool:
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """An optimiser's groups without their parameters, with tensors as numbers."""
+    """An optimizer's groups without their parameters, with tensors as numbers."""
     return [
         {
             name: value.tolist() if isinstance(value, torch.Tensor) else value

@@ -99,7 +99,7 @@ NOT_OF_THE_ENGINE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gradients(JsonValue, family="gradients"):
-    """How per-example gradients are formed, clipped and checked.
+    """The choices of how per-example gradients are formed, clipped and checked.
 
     Args:
         mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``. ``None`` is bookkeeping,
@@ -164,7 +164,7 @@ class Gradients(JsonValue, family="gradients"):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the guarantee assumes of the loss."""
+        """The guarantee's assumption about a loss that could not be checked; else empty."""
         unseen = getattr(self.loss, "unseen", None)
         return () if unseen is None else (_UNSEEN.format(unseen, self.loss),)
 
@@ -177,7 +177,7 @@ class Gradients(JsonValue, family="gradients"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseOptions(JsonValue, family="noise options"):
-    """How noise is drawn and kept; how much of it is a matter of the mechanism.
+    """The choices of how noise is drawn and kept; the mechanism decides how much of it there is.
 
     Args:
         secure: draw noise from cryptographic bits on CUDA too, which are the CPU's, slower; on the
@@ -256,7 +256,7 @@ class NoiseOptions(JsonValue, family="noise options"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loading(JsonValue, family="loading"):
-    """How a logical batch comes: in parts that fit into memory, and so many steps an epoch.
+    """The loading of a logical batch in parts that fit into memory, and the steps of an epoch.
 
     What a ``DataLoader`` knows (its collate function, workers, pinning) is taken over from the one
     that ``make_private(data=...)`` is given.
@@ -286,7 +286,7 @@ class Loading(JsonValue, family="loading"):
 
 
 class Reduction(str):
-    """How a loss reduces over the rows, read off the loss function.
+    """The name of a loss's reduction over the rows, read from the loss function.
 
     Args:
         name: ``"mean"`` or ``"sum"``.
@@ -307,12 +307,7 @@ class Reduction(str):
 
 
 def _reduction_of(loss: Any) -> str:
-    """How a loss reduces over the rows, of its name or of the function itself.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if it is another reduction, or one that ties the examples together.
-    """
+    """The reduction of a loss over the rows, given its name or the function itself."""
     known = ("mean", "sum")
     if isinstance(loss, str):
         return checks.choice("loss", loss, known, owner="Gradients")
@@ -356,12 +351,7 @@ def _reduction_of(loss: Any) -> str:
 
 
 def _patterns(public: Any) -> tuple[str, ...]:
-    """The patterns that ``buffers`` stands for.
-
-    Raises:
-        TypeError: if it is neither ``None`` nor text nor some of it.
-        ValueError: if it is one name by itself.
-    """
+    """The patterns that ``buffers`` stands for."""
     if public is None:
         return ()
     if public == "public":

@@ -98,7 +98,7 @@ class PrivateTraining:
             Opacus's around it, until ``detach``.
         optimizer: see ``PrivateOptimizer``.
         loader: see ``PrivateLoader``.
-        mechanism: the value that loader, optimiser and accountant share.
+        mechanism: the value that loader, optimizer and accountant share.
         individual_filter: the individual filter that runs, or ``None``.
     """
 
@@ -188,13 +188,13 @@ class PrivateTraining:
 
     @property
     def _under_way(self) -> bool:
-        """Whether a step is, so that a checkpoint has to begin it again."""
+        """True if a step has begun, so that a checkpoint has to begin it again."""
         batch = self.loader.current
         return batch is not None and batch.step == self.steps_executed
 
     @property
     def changed_since_detach(self) -> bool:
-        """Whether the module's parameters are others, or were written to, since ``detach``."""
+        """True if the module's parameters were exchanged or written to since ``detach``."""
         if self._left is None:
             return False
         now = {id(p): p._version for p in self.module.parameters()}
@@ -218,7 +218,7 @@ class PrivateTraining:
 
     @property
     def _apart(self) -> tuple[str, ...]:
-        """What the steps that were followed showed of the examples' gradients."""
+        """The note on what the followed steps showed about the examples' gradients."""
         owners, probe = self._attached.owners, self._attached.probe
         if owners is None or not self.steps_executed:
             return ()
@@ -241,7 +241,7 @@ class PrivateTraining:
     def last_norms(self) -> torch.Tensor | None:
         """‖g_i‖₂ of the last microbatch before clipping, shape (rows,); ``None`` before the first.
 
-        Rows of padding are included, and scales of the optimiser. Where a user's examples are
+        Rows of padding are included, and scales of the optimizer. Where a user's examples are
         averaged (``PerUser``) there is one norm a user. These are private data: for the trainer's
         eyes and not for release.
         """
@@ -249,7 +249,7 @@ class PrivateTraining:
 
     @property
     def individual(self) -> IndividualRecord:
-        """What every example has spent, where an individual filter runs; not for release.
+        """The record of what every example has spent under an individual filter; not for release.
 
         Raises:
             ValueError: if none does.
@@ -298,7 +298,7 @@ class PrivateTraining:
         return self._as_run(self._guarantees[delta])
 
     def _as_run(self, guarantee: Guarantee) -> Guarantee:
-        """What the accountant said of the mechanism, as a statement about this run."""
+        """The accountant's guarantee of the mechanism, as a statement about this run."""
         noise = self.optimizer.noise
         if self.individual_filter is not None:
             guarantee = self.individual_filter.state(guarantee, self.stated_individual)
@@ -313,7 +313,7 @@ class PrivateTraining:
         return self.guarantee(delta).epsilon
 
     def so_far(self) -> SoFar:
-        """Where the run stands, for progress bars and logs: steps, ε of them, and the planned ε.
+        """The run's position, for progress bars and logs: steps, their ε, and the planned ε.
 
         Cheap enough for every logging interval: each twentieth of the plan is priced once, by an
         accountant that takes less than a second, and nothing is simulated. Steps that a ledger has
@@ -518,7 +518,7 @@ class PrivateTraining:
             self.optimizer.shards,
             self.optimizer.shared.ranks,
         )
-        # torch's optimisers keep the tensors they are given: without a copy the run would write
+        # torch's optimizers keep the tensors they are given: without a copy the run would write
         # into the caller's state.
         stepped = [held["optimizer"] for held in shares if "optimizer" in held]
         self.optimizer.load_states(copy.deepcopy(stepped) if len(stepped) == 1 else stepped)

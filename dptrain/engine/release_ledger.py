@@ -1,4 +1,4 @@
-"""Which noisy updates have been released: the defence against releasing a step twice."""
+"""A record of the noisy updates that were released, so that no step is released twice."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class StepLedger:
         )
 
     def knows(self, digests: Sequence[str], *, run: str) -> bool:
-        """Whether this is the ledger ``run``, and whole at least up to ``digests``."""
+        """True if this is the ledger of ``run``, and whole at least up to ``digests``."""
         return run == self.run and len(self.digests) >= len(digests)
 
     def resume(self, digests: Sequence[str], *, run: str) -> None:

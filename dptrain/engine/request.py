@@ -1,4 +1,4 @@
-"""What a run is asked to be: every argument checked, in one order, before anything is built."""
+"""The request for a run: every argument checked, in one order, before anything is built."""
 
 from __future__ import annotations
 
@@ -166,11 +166,7 @@ def _in_range(asked: RunArguments) -> RunArguments:
 
 
 def _planned(asked: RunArguments) -> tuple[Scheme, Loading]:
-    """The scheme that is given, or that ``epochs`` of a loader stand for, and how batches come.
-
-    Raises:
-        TypeError, ValueError: if there is none, or two of them.
-    """
+    """The scheme that is given, or that ``epochs`` of a loader stand for, and how batches come."""
     scheme = asked.scheme if asked.mechanism is None else asked.mechanism.scheme
     if scheme is None:
         return _poisson_like(asked.data, asked.epochs, asked.loading)
@@ -283,11 +279,7 @@ def _check_divided(
 
 
 def _dataset_of(data: Any) -> Any:
-    """The data set that is given, or that of the loader.
-
-    Raises:
-        TypeError: for the private loader of another run, or what is neither; naming the remedy.
-    """
+    """The data set that is given, or that of the loader."""
     if isinstance(data, PrivateLoader):
         raise TypeError(
             "data= is the private loader of another run, whose batches it draws: keep the data "
@@ -312,11 +304,7 @@ def _dataset_of(data: Any) -> Any:
 
 
 def _poisson_like(data: Any, epochs: Any, loading: Loading) -> tuple[Scheme, Loading]:
-    """Poisson batches of a loader's size for so many of its epochs, and the steps of one.
-
-    Raises:
-        TypeError, ValueError: if one of the two is missing, or there is no epoch.
-    """
+    """Poisson batches of a loader's size for so many of its epochs, and the steps of one."""
     if not isinstance(data, DataLoader) or epochs is None or data.batch_size is None:
         raise ValueError(
             "scheme=None needs data= to be a DataLoader (with a batch_size) and epochs=, from "

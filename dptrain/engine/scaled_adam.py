@@ -1,4 +1,4 @@
-"""Optimisers that scale per-example gradients before they are clipped, and Adam as one."""
+"""Optimizers that scale per-example gradients before they are clipped, and Adam as one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dptrain.core import checks
 
 @runtime_checkable
 class ScalesGradients(Protocol):
-    """An optimiser that says by what gradients are multiplied, coordinate by coordinate.
+    """An optimizer that says by what gradients are multiplied, coordinate by coordinate.
 
     ``PrivateOptimizer`` asks once a logical step, at its first microbatch.
     With the answer s the step's sum is Σ_i clip(s ⊙ g_i, R), the noise is added to that, and the
-    optimiser finds the outcome divided by s in ``p.grad``. The guarantee stands only if s depends
+    optimizer finds the outcome divided by s in ``p.grad``. The guarantee stands only if s depends
     on nothing but public constants and what earlier steps released, that is, on ``p.grad`` as
     ``step()`` found it and on the parameters; never on data, losses or per-example gradients.
     """
@@ -68,9 +68,9 @@ class ScaledAdam(torch.optim.Adam):
     both; there is no value that suits all models.
 
     Args:
-        params: parameters or groups of them, as for any torch optimiser; a group may have an
+        params: parameters or groups of them, as for any torch optimizer; a group may have an
             ``eps_scale`` of its own.
-        lr: η; schedulers work as on any optimiser.
+        lr: η; schedulers work as on any optimizer.
         betas: (β1, β2), each in [0, 1).
         eps: ε of the update of θ, as in torch.
         eps_scale: ε_s > 0, a public constant.
@@ -125,14 +125,10 @@ def _check_eps_scale(value: Any) -> None:
 def scales_of(
     optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]
 ) -> list[torch.Tensor | None] | None:
-    """The scales an optimiser asks for, as copies, in the order and dtype of the clipped sums.
+    """Copies of the scales that an optimizer asks for, in the order and dtype of the clipped sums.
 
     Returns:
         ``None`` if it is not one of ``ScalesGradients``.
-
-    Raises:
-        ValueError: for a scale of another shape or one that is not positive and finite: what is
-            multiplied by it could not be divided by it again, or not be clipped.
     """
     if not hasattr(optimizer, "scales"):  # as isinstance of a protocol, in a hundredth of its time
         return None

@@ -1,4 +1,4 @@
-"""Whether a saved state is whole, and belongs to this run."""
+"""Check that a saved state is whole and belongs to this run."""
 
 from __future__ import annotations
 
@@ -47,12 +47,7 @@ SHARE = (
 
 
 def shares_of(state: object) -> list[Mapping[str, Any]]:
-    """A state, or those that the ranks of a run wrote, in their order.
-
-    Raises:
-        TypeError: if it is neither a mapping nor some.
-        ValueError: if one is missing, there twice, or of another run or step.
-    """
+    """A state, or those that the ranks of a run wrote, in their order."""
     several = isinstance(state, Sequence) and not isinstance(state, str | bytes) and state
     given: list[Any] = list(state) if several else [state]  # type: ignore[call-overload]
     for each in given:

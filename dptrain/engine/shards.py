@@ -1,4 +1,4 @@
-"""What the ranks of a run divide among them: the noise, and the optimizer where that is right."""
+"""The division of a run among its ranks: the noise, and the optimizer where that is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOT = 1 << 23  # numbers of clipped sums that wait to be sent together, 32 MiB 
 
 
 class Shards:
-    """This rank's slice of the flattened parameters, and what it does with it in a step.
+    """This rank's slice of the flattened parameters, and its part in a step.
 
     The clipped sums are reduced so that each rank gets its slice of them, to which it adds the
     slice of the noise that it draws and keeps. Then either the optimizer steps on slices of the
@@ -73,12 +73,12 @@ class Shards:
 
     @property
     def copies(self) -> bool:
-        """Whether another rank saves what this one has."""
+        """True if another rank saves the pieces that this one has."""
         return self._ranks.rank not in self.saving
 
     @property
     def noise_of_a_rank(self) -> dict[str, Any]:
-        """Which noise ``noise_stream`` is asked for."""
+        """The arguments that select this rank's noise in ``noise_stream``."""
         return {"shard": (self._ranks.rank, self._ranks.world_size)}
 
     @classmethod
@@ -115,7 +115,7 @@ class Shards:
         deviation: float,
         scales: Sequence[torch.Tensor | None] | None,
     ) -> None:
-        """Leave the noisy sum in the gradients of what the optimizer steps on.
+        """Leave the noisy sum in the gradients of the tensors that the optimizer steps on.
 
         Args:
             parameters: that are trained.
@@ -159,12 +159,6 @@ class DividedModule(Shards):
     The sums are reduced over both, and all ranks of a column add the same noise to the same bits of
     a sum: it is the noise of one release, of which there are copies
     (docs/theory/noise.md#thm-copies; ``test_copies_that_drift_apart_are_noticed``).
-
-    Args:
-        ranks: the processes of the run.
-        parameters: that are trained: shards, DTensors.
-        optimizer: the user's, which works entry by entry.
-        module: that they are of.
     """
 
     def __init__(
@@ -198,17 +192,11 @@ class DividedModule(Shards):
 
     @property
     def noise_of_a_rank(self) -> dict[str, Any]:
-        """Which noise ``noise_stream`` is asked for."""
+        """The pieces, as ``noise_stream`` takes them."""
         return {"pieces": self.pieces[self._ranks.rank]}
 
     def part_of(self, clipper: Any, parameters: Sequence[Any], **how: Any) -> None:
-        """Add this rank's pieces of all ranks' sums of a microbatch to ``p.summed_grad``.
-
-        Args:
-            clipper: forms them.
-            parameters: that are trained.
-            how: as its ``clipped_sum`` has it.
-        """
+        """Add this rank's pieces of all ranks' sums of a microbatch to ``p.summed_grad``."""
         waiting: list[tuple[int, torch.Tensor | None]] = []
 
         def send() -> None:
@@ -291,11 +279,7 @@ def module_state(
 def load_module(
     module: nn.Module, shares: Sequence[Mapping[str, Any]], shards: Shards | None, ranks: Ranks
 ) -> None:
-    """Give the module what ``module_state`` returned, in one state or in the shares of all ranks.
-
-    Raises:
-        ValueError: if they lack entries.
-    """
+    """Load what ``module_state`` returned, in one state or in the shares of all ranks."""
     divided = shards.module if isinstance(shards, DividedModule) else None
     if divided is None and MODULE_PIECES not in shares[0]:
         module.load_state_dict(shares[0]["module"])

@@ -1,4 +1,4 @@
-"""How the ranks of a run begin: with the same arguments, data, parameters and ledger."""
+"""The start of a run on several ranks: same arguments, data, parameters and ledger on all."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _fields(argument: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def comparable(value: Any) -> Any:
-    """What two ranks' arguments are compared by; of unknown objects only their type."""
+    """A stand-in by which ranks compare an argument; of unknown objects only their type."""
     if value is None or isinstance(value, bool | int | float | str | tuple | torch.dtype):
         return value
     if isinstance(value, os.PathLike):

@@ -32,7 +32,7 @@ PIECES = "pieces"
 
 
 def whole_because(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why an optimizer has to see whole parameters, or ``None`` if it works entry by entry.
+    """The reason why an optimizer needs whole parameters; ``None`` if it works entry by entry.
 
     torch's own are known by their very class, since one that is derived may do anything. A class of
     a user's says ``elementwise = True`` if its ``step`` changes an entry of a parameter by that
@@ -114,14 +114,7 @@ class SlicedOptimizer:
         return self.optimizer.state_dict() if self._left is None else self._left
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the state of these pieces.
-
-        Args:
-            states: of all ranks that saved it, or a whole one.
-
-        Raises:
-            ValueError: if they are not of this optimizer, or lack entries.
-        """
+        """Load the state of these pieces, from the states of all ranks that saved it or a whole."""
         if len(states) == 1:
             self.optimizer.load_state_dict(dict(states[0]))
         else:
@@ -156,7 +149,7 @@ class SlicedOptimizer:
             group["params"] = [other.get(p, p) for p in group["params"]]
 
     def _hooked(self, single: torch.optim.Optimizer) -> list[RemovableHandle]:
-        """Have its states be those of the pieces, whoever asks for them."""
+        """Hook an optimizer so that the states it saves and loads are those of the pieces."""
 
         def saved(_: Any, state: dict[str, Any]) -> dict[str, Any]:
             places = self._places(single)
@@ -206,15 +199,7 @@ class SlicedOptimizer:
 def joined_states(
     optimizer: torch.optim.Optimizer, states: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """One state for the whole parameters of an optimizer, of the states of all their pieces.
-
-    Args:
-        optimizer: the user's, for its parameters' shapes; nothing of it is changed.
-        states: what ``state_dict()`` returned on each rank.
-
-    Raises:
-        ValueError: if they are not of this optimizer, or lack entries.
-    """
+    """One state for the whole parameters of an optimizer, of the states of all their pieces."""
 
     def whole(single: torch.optim.Optimizer, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         wanted = {index: (0, p.numel(), p) for index, p in enumerate(all_of(single))}
@@ -235,7 +220,7 @@ def for_each_part(
     states: Sequence[Mapping[str, Any]],
     made: Callable[[torch.optim.Optimizer, Sequence[Mapping[str, Any]]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """What is made of the states of an optimizer, or of each of those that were joined."""
+    """The result of ``made`` for an optimizer's states, or for those of each joined optimizer."""
     if not isinstance(optimizer, JoinedOptimizer):
         return made(optimizer, states)
     parts = [state.get("parts", []) for state in states]
@@ -249,7 +234,7 @@ def for_each_part(
 
 
 def in_pieces(state: Mapping[str, Any]) -> bool:
-    """Whether a state of an optimizer is one of slices."""
+    """True if a state of an optimizer is one of slices."""
     return PIECES in state or any(in_pieces(part) for part in state.get("parts", []))
 
 
@@ -262,9 +247,6 @@ def cut_state(
         states: of one optimizer of torch, as saved whole or by several ranks.
         wanted: for each parameter of the groups by its index, the first entry and one past the last
             of the piece, and the whole parameter; those left out are taken as they are.
-
-    Raises:
-        ValueError: if they do not hold all entries.
     """
     found: dict[Any, dict[str, Any]] = {}
     for index in sorted({index for state in states for index in state["state"]}):

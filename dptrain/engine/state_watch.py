@@ -80,27 +80,24 @@ class StateWatch:
         self._checked: _Look | None = None
         self._window: _ComparedBytes | None = None
         self._all: dict[str, str] = {}  # checksums at the batch that is under way
-        self._untrained: dict[str, str] = {}  # those of what no optimiser changes
+        self._untrained: dict[str, str] = {}  # those of what no optimizer changes
         self._refusal: str | None = None
         self._turn = 0
         self._modes: dict[str, bool] | None = None  # in the last step
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the guarantee assumes of what may change."""
+        """The assumption about what may change that the guarantee states."""
         if not self.public:
             return ()
         every = "its buffers and attributes"
         return (PUBLIC_NOTE.format(every if self.public == ("*",) else ", ".join(self.public)),)
 
     def begin(self, *, last: bool = False) -> None:
-        """A batch is handed out.
+        """Start watching: a batch is handed out.
 
         Args:
             last: whether it is of the last step of the plan.
-
-        Raises:
-            RuntimeError: if the module changed with the batch before, which saw no step.
         """
         self.check()
         now = self._look()
@@ -122,11 +119,9 @@ class StateWatch:
         self._before = now
 
     def check(self) -> None:
-        """The batch's gradients are there, and nothing has been made of them yet.
+        """Refuse a module that changed since the batch was handed out.
 
-        Raises:
-            RuntimeError: if the module is not what it was when the batch was handed out; naming
-                what changed and what to do.
+        The batch's gradients are there, and nothing has been made of them yet.
         """
         if self._refusal is not None:
             raise RuntimeError(self._refusal)
@@ -154,7 +149,7 @@ class StateWatch:
         self._checked = now
 
     def settle(self) -> None:
-        """What ``check`` saw has become a part of a release: the batch is done with."""
+        """Mark the batch that ``check`` examined as released."""
         self._settled = self._checked
         self._modes = self._modes if self._checked is None else self._checked.modes
         self._before, self._window, self._all = None, None, {}
@@ -253,7 +248,7 @@ class StateWatch:
 
 
 class _Entry(NamedTuple):
-    """What is found at a path."""
+    """The object found at a path, and what it is recognized by."""
 
     value: Any  # held, so that no other object can come to be at its place in memory
     kind: str
@@ -277,7 +272,7 @@ class _Look(NamedTuple):
 
     @classmethod
     def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
-        """What is there now, but for what may change."""
+        """The module's state now, except for what may change."""
         buffers = {id(b) for b in module.buffers()}
         entries: dict[str, _Entry] = {}
         attached: str | None = None
@@ -324,7 +319,7 @@ class _Look(NamedTuple):
         return found
 
     def same_values(self, now: _Look, path: str) -> bool:
-        """Whether a tensor is there, the same one or, but for a parameter, another like it.
+        """True if a tensor is still there: the same one or, but for a parameter, another like it.
 
         Of the same one the window compares the values.
         """
@@ -386,7 +381,7 @@ class _ComparedBytes:
         self._kept = self._values()
 
     def covers(self, path: str) -> bool:
-        """Whether all values of what is at the path are compared."""
+        """True if all values of the object at the path are compared."""
         parts = [name for name in self._names if name.partition(_PART)[0] == path]
         return bool(parts) and self._whole.issuperset(parts)
 
@@ -435,7 +430,7 @@ def _checksums(parts: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _told(before: _Entry | None, after: _Entry | None) -> str:
-    """How it changed; not from what to what, which may be an example's."""
+    """The kind of change, without the values before and after, which may be an example's."""
     if before is None or after is None:
         return " (it appeared)" if before is None else " (it was taken away)"
     return ""

@@ -1,4 +1,4 @@
-"""How far runs came; says at exit which of them ended before the steps that were planned."""
+"""The progress of runs; at exit, a message on those that ended before their planned steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class Progress:
-    """How far a run has come in this process.
+    """The progress of a run in this process.
 
     Attributes:
         planned: steps that its guarantee is about, and its noise was chosen for.

@@ -162,7 +162,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-    """Refuse an optimiser that does not train exactly the module's trainable parameters."""
+    """Refuse an optimizer that does not train exactly the module's trainable parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{checks.named('optimizer', optimizer)} must be a torch.optim.Optimizer")
     if isinstance(optimizer, DPOptimizer):
@@ -199,12 +199,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
 
 
 def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what does not tick, cannot be kept in a checkpoint, or sets another learning rate.
-
-    Args:
-        scheduler: a learning-rate scheduler.
-        optimizer: that of the run, as it is or wrapped.
-    """
+    """Refuse what does not tick, cannot be kept in a checkpoint, or sets another learning rate."""
     if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
         start = checks.named("scheduler", scheduler)
         raise TypeError(f"{start} must be a torch learning-rate scheduler")
@@ -222,10 +217,6 @@ def check_public(module: nn.Module, public: Sequence[str]) -> None:
     """Refuse parameters among what is declared public.
 
     A name that nothing has yet is taken: caches may come with the first forward pass.
-
-    Args:
-        module: the user's.
-        public: patterns of names, see ``Gradients``.
     """
     parameters = {name for name, _ in uncompiled(module).named_parameters()}
     if wrong := sorted(parameters & set(public)):

@@ -78,7 +78,7 @@ def wired(
     seeds: tuple[int, int],
     undo: contextlib.ExitStack,
 ) -> PrivateTraining:
-    """The run, put together; the user's module is touched when hardly anything can be refused.
+    """The run, put together; the user's module is changed last, when little can still be refused.
 
     Args:
         request: what the run is asked to be.
