@@ -123,11 +123,7 @@ def noise_stream(
 
 
 def _shard(shard: Any) -> Shard:
-    """The slice that is asked for.
-
-    Raises:
-        TypeError, ValueError: if it is no rank among so many.
-    """
+    """The slice that is asked for."""
     if not isinstance(shard, tuple) or len(shard) != 2:
         raise TypeError(
             f"{checks.named('shard', shard)} must be (rank, world), for instance (0, 8)"

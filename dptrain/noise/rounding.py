@@ -1,4 +1,4 @@
-"""What rounding costs a run: a share of the clipping norm, and a little of ε and δ."""
+"""The cost of rounding in a run: a share of the clipping norm, and a little of ε and δ."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rounding:
         return pad
 
     def left(self, epsilon: float, delta: float) -> tuple[float, float]:
-        """What pseudorandom normals and rounding within the recursion add to ε and δ, at most.
+        """Upper bounds on what pseudorandom normals and rounding in the recursion add to ε and δ.
 
         Args:
             epsilon: of the run, finite.

@@ -1,4 +1,4 @@
-"""Where the normals come from: seeded, on every device, or cryptographic."""
+"""The sources of the normals: seeded, on every device, or cryptographic."""
 
 from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.generators.normals import AES, PHILOX, SECURE, Normals, chunk_length

@@ -25,14 +25,7 @@ def chosen(
     *,
     entries: int,
 ) -> Callable[..., None]:
-    """The loops, compiled, where that pays, or what numpy does in their place with the same bits.
-
-    Args:
-        plain: by numpy.
-        loops: what numba compiles.
-        signatures: of the loops, as numba writes them.
-        entries: how many numbers there are to be worked on.
-    """
+    """The compiled loops where that pays, or what numpy does in their place with the same bits."""
     return compiled(loops, signatures) if entries >= WORTH and can_compile() else plain
 
 

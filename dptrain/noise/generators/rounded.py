@@ -77,11 +77,7 @@ def rounded_normals(words: npt.NDArray[np.int64], out: Array, *, bits: int, scal
 
 
 def _shift(bits: int, scale: float) -> int:
-    """By how much a word is shifted to the right to be a dither, without its ``_SPARE`` low bits.
-
-    Raises:
-        ValueError: if it would need those, or none were left.
-    """
+    """Number of bits by which a word is shifted to be a dither, without its ``_SPARE`` low ones."""
     shift = 64 - (bits + math.frexp(scale)[1] - 1 - DITHER)
     if not _SPARE <= shift < 64:
         raise ValueError(
@@ -212,12 +208,6 @@ def rounded_normals_of_tensors(
 
     The logarithm and the waves are the device's, so that the last bits depend on its model. CUDA
     documents errors of at most 2 units in the last place for them in float64.
-
-    Args:
-        words: int64, as there.
-        out: float64, as there, on the same device.
-        bits: as there.
-        scale: as there.
     """
     pairs = len(words) // WORDS
     w, x, y, z = words.view(WORDS, pairs)

@@ -52,7 +52,7 @@ class ConvolutionStream(FlatStream):
 
     @property
     def rounding_error(self) -> float:
-        """What the rounding e of each step's sum becomes: C e."""
+        """A bound on C e, for the rounding e of each step's sum."""
         if not self._steps_back:
             return 0.0
         assert isinstance(self.strategy, Toeplitz)

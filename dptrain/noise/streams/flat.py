@@ -1,4 +1,4 @@
-"""What the streams over flat rows share: normals, blocks, grid, position, state and refusals."""
+"""The base of streams over flat rows: normals, blocks, grid, position, state and refusals."""
 
 from __future__ import annotations
 
@@ -132,11 +132,7 @@ class FlatStream(NoiseStream):
             self._buffers = self._history.buffers
 
     def _open_history(self) -> History | None:
-        """The file of the buffers, where there is a folder for it and anything to keep.
-
-        Raises:
-            ValueError: if the buffers do not begin as zeros, as those of a file do.
-        """
+        """The file of the buffers, where there is a folder for it and anything to keep."""
         if self._folder is None:
             return None
         one = self._allocate(torch.empty(1))
@@ -155,7 +151,7 @@ class FlatStream(NoiseStream):
         return History(self._folder, blocks, self._kept)
 
     def _cut_blocks(self) -> list[list[tuple[int, int, int, int]]]:
-        """Which entries of the tensors' pieces a block holds, and where.
+        """For each block, the entries of the tensors' pieces that it holds, and their place in it.
 
         Returns:
             For each block: (index of the tensor, first entry of its piece, one past the last, where
@@ -365,12 +361,12 @@ class FlatStream(NoiseStream):
 
     @property
     def _keeps(self) -> bool:
-        """Whether anything is kept of an entry, be it one of this shard or of another."""
+        """True if anything is kept of an entry, be it one of this shard or of another."""
         return any(buffer.numel() for buffer in self._allocate(torch.empty(1)))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What bfloat16 buffers do to C·noise; empty for exact ones, or where nothing is kept."""
+        """A note on bfloat16 buffers of C·noise; empty for exact ones, or where nothing is kept."""
         if self._dtype is torch.float32 or not self._keeps:
             return ()
         return (
@@ -393,7 +389,7 @@ class FlatStream(NoiseStream):
 
     @property
     def generator(self) -> str:
-        """What draws Z on the devices of this stream, for the guarantee."""
+        """The generator of Z on the devices of this stream, for the guarantee."""
         return self.normals.on({device.type for device in self._layout.devices})
 
     def state_dict(self) -> dict[str, Any]:
@@ -505,11 +501,7 @@ _SHAPES = "the buffers of the noise state do not have the shapes that it states"
 
 
 def _one_of(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first of some states, which have to be of one stream at one step.
-
-    Raises:
-        ValueError: if one is no state, or they differ.
-    """
+    """The first of some states, which have to be of one stream at one step."""
     if not states:
         raise ValueError("there is no noise state: give that of the stream, or of all its shards")
     for state in states:
@@ -530,11 +522,7 @@ def _one_of(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _saved_blocks(
     states: Sequence[dict[str, Any]], groups: int
 ) -> list[list[tuple[int, int, list[torch.Tensor]]]]:
-    """First entry, one past the last and buffers of the saved blocks of each group, in order.
-
-    Raises:
-        ValueError: if the states do not say which entries their buffers are for.
-    """
+    """First entry, one past the last and buffers of the saved blocks of each group, in order."""
     saved: list[list[tuple[int, int, list[torch.Tensor]]]] = [[] for _ in range(groups)]
     for state in states:
         if len(state["blocks"]) != len(state["buffers"]):

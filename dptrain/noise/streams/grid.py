@@ -21,8 +21,7 @@ UNIT = 2.0**-53
 def finest_bits(deviation: float) -> int:
     """The largest b for which normals can be drawn and noise be held in units of 2^-b.
 
-    Args:
-        deviation: of the noise, in standard deviations of Z; positive.
+    ``deviation`` is that of the noise, in standard deviations of Z.
     """
     return FINEST - math.ceil(math.log2(deviation))
 
@@ -30,19 +29,13 @@ def finest_bits(deviation: float) -> int:
 def stored_bits(deviation: float) -> int:
     """The largest b for which 32-bit integers hold noise in units of 2^-b.
 
-    Args:
-        deviation: of what is stored, in standard deviations of Z.
+    ``deviation`` is that of what is stored, in standard deviations of Z.
     """
     return math.floor(31 - math.log2(DEVIATIONS * deviation))
 
 
 def largest_deviation(strategy: Strategy, steps: int) -> float:
-    """The largest standard deviation of a step's noise, or a bound, in those of Z.
-
-    Args:
-        strategy: bound to ``steps``.
-        steps: n.
-    """
+    """The largest standard deviation of a step's noise, or a bound, in those of Z."""
     growth = float(strategy.noise_growth(steps).max())  # over that of uncorrelated noise
     if isinstance(strategy, Toeplitz):
         return growth * float(strategy.inverse_column(steps)[0])
@@ -52,12 +45,7 @@ def largest_deviation(strategy: Strategy, steps: int) -> float:
 
 
 def largest_row_sum(strategy: Toeplitz | LowerTriangular, steps: int) -> float:
-    """max_t Σ_s |C_{t,s}|.
-
-    Args:
-        strategy: bound to ``steps``.
-        steps: n.
-    """
+    """max_t Σ_s |C_{t,s}|."""
     if isinstance(strategy, Toeplitz):
         return float(np.abs(strategy.first_column(steps)).sum())
     sums = np.zeros(steps)
@@ -67,7 +55,7 @@ def largest_row_sum(strategy: Toeplitz | LowerTriangular, steps: int) -> float:
 
 
 def error_of_sums(terms: int, factors: float, deviation: float) -> float:
-    """How far a sum of ``terms`` products in float64 is off, at most.
+    """An upper bound on the error of a sum of ``terms`` products in float64.
 
     Args:
         terms: number of products.
@@ -78,15 +66,10 @@ def error_of_sums(terms: int, factors: float, deviation: float) -> float:
 
 
 def error_of_convolution(strategy: Toeplitz | LowerTriangular, steps: int, bits: int) -> float:
-    """How far rounding moves a number of Z where past normals are added up, at most.
+    """An upper bound on the rounding error of a number of Z where past normals are added up.
 
-    A step's noise is off by e, half a unit and what adding up is off by, and Z by C e; the computed
-    C^-1 is another matrix, and Z off by what C times it differs from the identity.
-
-    Args:
-        strategy: bound to ``steps``.
-        steps: n.
-        bits: of the grid.
+    A step's noise is off by e, half a unit and the error of adding up, and Z by C e. The computed
+    C^-1 is another matrix, and Z is off by the difference of C times it from the identity.
     """
     # A row of C^-1 has n entries at most, and their sum is at most √n times its length.
     total = math.sqrt(steps) * largest_deviation(strategy, steps)
@@ -95,7 +78,7 @@ def error_of_convolution(strategy: Toeplitz | LowerTriangular, steps: int, bits:
 
 
 def _residual(strategy: Toeplitz | LowerTriangular, steps: int) -> float:
-    """What 13 standard deviations in every step become by C·(computed C^-1) less the identity."""
+    """A bound on (C·(computed C^-1) - I) z, for z of 13 standard deviations in every step."""
     largest = largest_row_sum(strategy, steps)
     if isinstance(strategy, LowerTriangular):  # rows that back-substitution solves to rounding
         return error_of_sums(steps, largest * math.sqrt(steps), largest_deviation(strategy, steps))

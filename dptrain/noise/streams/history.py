@@ -43,11 +43,6 @@ class History:
 
     Attributes:
         buffers: zeros, as many and of the shapes that ``blocks`` says.
-
-    Raises:
-        NotADirectoryError, FileNotFoundError: if there is no such folder.
-        PermissionError: if others may enter, read or write it, or it is another user's.
-        OSError: if the disk has too little room, or the system is none of POSIX.
     """
 
     def __init__(
@@ -83,11 +78,7 @@ class History:
             )
 
     def check_process(self) -> None:
-        """Refuse to go on in a fork, which shares the file: its steps would be the parent's too.
-
-        Raises:
-            RuntimeError: in another process than the one that opened the file.
-        """
+        """Refuse to go on in a fork, which shares the file: its steps would be the parent's too."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"the past noise of this stream is in a file of process {self._process}, which a "
@@ -95,11 +86,7 @@ class History:
             )
 
     def begin(self, block: int) -> None:
-        """A step is about to read a block: map it at once, ask for what lies ``AHEAD`` of it.
-
-        Raises:
-            OSError: if the disk cannot be read.
-        """
+        """A step is about to read a block: map it at once, ask for what lies ``AHEAD`` of it."""
         start, stop = self._spans[block]
         self._ask_for(start + AHEAD, stop + AHEAD)
         try:
@@ -113,9 +100,6 @@ class History:
 
         The file is written to, which the buffers show at once: to store a page that is mapped takes
         an interrupt each, and where the disk fails that would end the process without a word.
-
-        Raises:
-            OSError: if the disk refuses.
         """
         at = out.data_ptr() - self._first
         left = values.contiguous().view(torch.uint8).numpy().data
@@ -129,7 +113,7 @@ class History:
         self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def read_ahead(self) -> None:
-        """Have a thread ask for what the next step begins with."""
+        """Start a thread that asks for the blocks that the next step begins with."""
         if self._reader is None or not self._reader.is_alive():
             # No daemon: one that is stopped within a call as Python ends takes the process with it.
             self._reader = threading.Thread(
@@ -205,7 +189,7 @@ def _open_folder(folder: str | os.PathLike[str]) -> int:
 
 
 def _take_room(file: int, size: int, folder: str) -> None:
-    """Have the disk set ``size`` bytes aside, so that no later step finds it full."""
+    """Set ``size`` bytes aside on the disk, so that no later step finds it full."""
     found = os.fstatvfs(file)
     free = found.f_bavail * found.f_frsize
     cause: OSError | None = None

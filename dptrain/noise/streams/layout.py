@@ -1,4 +1,4 @@
-"""How the parameters of a model lie in flat rows of noise, and how rows are cut and shared."""
+"""The layout of a model's parameters in flat rows of noise, and how rows are cut and shared."""
 
 from __future__ import annotations
 
@@ -37,15 +37,7 @@ class Layout:
 
     @classmethod
     def of(cls, like: Sequence[torch.Tensor], *, per_parameter: bool = False) -> Layout:
-        """The layout of noise for tensors like these.
-
-        Args:
-            like: the parameters.
-            per_parameter: a row per parameter, not one per device.
-
-        Raises:
-            ValueError: if there are none, or one is not a real floating-point tensor.
-        """
+        """The layout of noise for tensors like these."""
         like = list(like)
         if not like:
             raise ValueError("like is empty: there is no parameter to add noise to")
@@ -104,7 +96,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Which of ``world`` equal slices of all flat rows, one after the other, a stream owns.
+    """One of ``world`` equal slices of all flat rows, one after the other: the one a stream owns.
 
     Raises:
         TypeError: if one is no integer.
@@ -159,7 +151,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Which entries of each flattened parameter a stream owns, where others have divided them.
+    """The entries of each flattened parameter that a stream owns, where others have divided them.
 
     Attributes:
         each: for each parameter its first entry and one past the last.
@@ -169,11 +161,7 @@ class Pieces:
 
     @classmethod
     def of(cls, pieces: Sequence[Sequence[int]], layout: Layout) -> Self:
-        """The pieces, if they are some of such parameters.
-
-        Raises:
-            ValueError: if they are not one for each parameter, and within it.
-        """
+        """The pieces, if they are some of such parameters."""
         each = tuple((int(low), int(high)) for low, high in pieces)
         sizes = [shape.numel() for shape in layout.shapes]
         if len(each) != len(sizes):
@@ -219,7 +207,7 @@ def _overlap(low: int, high: int, size: int) -> tuple[int, int]:
 
 
 def shard_pieces(like: Sequence[torch.Tensor], *, rank: int, world: int) -> list[tuple[int, int]]:
-    """Which entries of each flattened tensor the shard of a stream for ``like`` draws noise for.
+    """The entries of each flattened tensor for which the shard of a stream draws noise.
 
     Args:
         like: the parameters, as ``noise_stream`` is given them (without ``per_parameter``).

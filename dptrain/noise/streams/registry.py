@@ -1,4 +1,4 @@
-"""Which stream draws the noise of which strategy: ours, and those that strangers register."""
+"""The stream that draws the noise of each strategy: ours, and those that others register."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N = TypeVar("N", bound=type[NoiseStream])
 
 
 def register_noise_stream(*strategies: type) -> Callable[[N], N]:
-    """Let a class of streams draw the noise of some classes of strategies.
+    """Make a class of streams draw the noise of some classes of strategies.
 
     A strategy is served by the stream of the first class in its method resolution order that has
     one, which is the nearest: a stream for a stranger's own class is taken before ours for its
@@ -86,7 +86,7 @@ def _package(kind: type) -> str:
 
 
 def _origin(stream: type) -> str:
-    """Where a class comes from; a module that is loaded again has the same."""
+    """The place a class comes from; a module that is loaded again has the same."""
     return f"{stream.__module__}.{stream.__qualname__}"
 
 

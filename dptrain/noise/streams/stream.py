@@ -78,7 +78,7 @@ class NoiseStream(ABC):
 
     @property
     def rounding_error(self) -> float | None:
-        """How far rounding moves a number of Z, in standard deviations, at most.
+        """An upper bound on the rounding error of a number of Z, in standard deviations.
 
         The noise is ⌊z_t + u_t⌉ for a u_t that is computed of earlier rows, and the bound is on
         what u_t is off from -Σ_{l≥1} C_{t,t-l} y_{t-l}, y the noise itself, in units of z_t's
@@ -90,12 +90,12 @@ class NoiseStream(ABC):
     @property
     @abstractmethod
     def generator(self) -> str:
-        """What draws Z on the devices of this stream, for the guarantee."""
+        """The generator of Z on the devices of this stream, for the guarantee."""
 
     @property
     @abstractmethod
     def notes(self) -> tuple[str, ...]:
-        """Why C·noise is not Z up to the grid, for the guarantee; empty where it is."""
+        """The reason why C·noise is not Z up to the grid, for the guarantee; empty where it is."""
 
     @abstractmethod
     def shard(self, rank: int, world: int) -> NoiseStream:
@@ -134,11 +134,7 @@ def _noisy(total: torch.Tensor | None, row: torch.Tensor, grid: float) -> torch.
 
 
 def grid_of(deviation: float, grid_bits: int) -> float:
-    """h = ``deviation``·2^-``grid_bits``; 0 for a run without noise and without privacy.
-
-    Raises:
-        ValueError: if the deviation is negative, or has no finite grid.
-    """
+    """h = ``deviation``·2^-``grid_bits``; 0 for a run without noise and without privacy."""
     if deviation == 0.0:
         return 0.0
     grid = math.ldexp(deviation, -grid_bits)

@@ -55,7 +55,7 @@ class TreeStream(FlatStream):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What bfloat16 buffers do to the noise; empty for exact ones, or where nothing is kept."""
+        """A note on bfloat16 buffers; empty for exact ones, or where nothing is kept."""
         if self._dtype is torch.float32 or not self._keeps:
             return ()
         deviation = 2.0 ** ((self._height - 1) / 2 - 8)
@@ -100,7 +100,7 @@ class TreeStream(FlatStream):
 
 
 def _new_node(top: int) -> tuple[list[float], float]:
-    """How the estimate of a new node of level ``top`` is made of those that are pending.
+    """The factors in the estimate of a new node of level ``top``: of the pending estimates, and s.
 
     Returns:
         a_0, …, a_{top-1}, and s.
