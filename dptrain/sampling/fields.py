@@ -49,9 +49,6 @@ def settle(
 
     ``min_sep`` may be any integer from 1; ``steps`` is limited as everywhere; ``max_batch_size``
     may be ``None``.
-
-    Raises:
-        TypeError, ValueError: as ``dptrain.core.checks``, naming the class and the field.
     """
     owner = type(value).__name__
     assert dataclasses.is_dataclass(value)
@@ -67,11 +64,7 @@ def settle(
 
 
 def check_steps(value: Any, *names: str) -> None:
-    """Refuse a scheme of more steps than a run may have, where they follow from other fields.
-
-    Raises:
-        ValueError: naming the fields.
-    """
+    """Refuse a scheme of more steps than a run may have, where they follow from other fields."""
     if value.steps > checks.MOST_STEPS:
         said = ", ".join(f"{name}={getattr(value, name)}" for name in names)
         raise ValueError(
@@ -109,11 +102,7 @@ def public_size(owner: str, dataset_size: Any, nominal_size: Any = None) -> int:
 
 
 def whole_epochs(owner: str, epoch: int, *, epochs: Any, steps: Any) -> int:
-    """The number of epochs of ``epoch`` steps, stated as such or by the steps of all.
-
-    Raises:
-        ValueError: unless exactly one is given, a positive integer, and steps are whole epochs.
-    """
+    """The number of epochs of ``epoch`` steps, stated as such or by the steps of all."""
     if (epochs is None) == (steps is None):
         raise ValueError(f"{owner}: give exactly one of epochs and steps (got {epochs=}, {steps=})")
     if steps is None:
@@ -134,9 +123,6 @@ def batch_of_dataset(
     """B̄ in (0, N] and N, where nothing but the number of examples limits the batch.
 
     N is ``nominal_size``, if that is given.
-
-    Raises:
-        TypeError, ValueError: as ``public_size`` and ``expected_batch_size``.
     """
     public = public_size(owner, dataset_size, nominal_size)
     why = f"the dataset has {public} examples"

@@ -185,7 +185,7 @@ class Scheme(JsonValue, ABC, family="scheme", joined_by="dptrain.sampling.users"
 
     @property
     def unit(self) -> Unit:
-        """Who is protected: one example, unless the scheme knows users."""
+        """The protected unit: one example, unless the scheme knows users."""
         return Unit()
 
     @property
@@ -202,7 +202,7 @@ class Scheme(JsonValue, ABC, family="scheme", joined_by="dptrain.sampling.users"
         return value
 
     def published(self) -> dict[str, Any]:
-        """What statements print of it: ``to_dict``, without N where N is private."""
+        """The fields that statements print: ``to_dict``, without N where N is private."""
         return self.to_dict()
 
     @property
@@ -238,7 +238,7 @@ class Scheme(JsonValue, ABC, family="scheme", joined_by="dptrain.sampling.users"
         return self.max_batch_size
 
     def shortfall(self, seed: int) -> str | None:
-        """What the user should know of batches that this seed cannot fill, or ``None``.
+        """A message on batches that this seed cannot fill, or ``None``.
 
         For the trainer's eyes: the seed decides it.
         """

@@ -1,4 +1,4 @@
-"""What every seeded batch stream shares: its generator, its position and how they are saved."""
+"""The base of seeded batch streams: their generator, position and how they are saved."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
 def to_array(
     value: Any, dtype: type[np.signedinteger[Any]], size: int | None = None
 ) -> npt.NDArray[Any]:
-    """A copy of a tensor or an array as a numpy array of the given integer type.
-
-    Raises:
-        ValueError: if it has not ``size`` entries.
-    """
+    """A copy of a tensor or an array as a numpy array of the given integer type."""
     if isinstance(value, torch.Tensor):
         value = value.cpu().numpy()
     array = np.array(value, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Whether what makes a batch keeps its examples apart: a collate function, a data set."""
+"""Checks that a collate function or a data set keeps the examples of a batch apart."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _ROWS = (
 
 
 def notes_of(dataset: Any, collate_fn: Callable[[list[Any]], Any], *, tested: bool) -> list[str]:
-    """What a guarantee says of how batches are made.
+    """The notes of a guarantee on how batches are made.
 
     Args:
         dataset: of the run.
         collate_fn: of the run.
-        tested: whether it is tried that these keep the examples apart.
+        tested: whether the run tests that these keep the examples apart.
     """
     found, note = [], _TESTED if tested else _ASSUMED
     if collate_fn is not default_collate:
@@ -53,7 +53,7 @@ def notes_of(dataset: Any, collate_fn: Callable[[list[Any]], Any], *, tested: bo
 
 
 def _by_row(dataset: Any) -> bool:
-    """Whether a row of the data set is known to be of one record."""
+    """True if a row of the data set is known to be of one record."""
     if type(dataset) is Subset:
         return _by_row(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -64,7 +64,7 @@ def _by_row(dataset: Any) -> bool:
 
 
 class _Check:
-    """Whether what makes a batch keeps its examples apart: tried on a few, in a few of the batches.
+    """A test that what makes a batch keeps its examples apart, on a few of some of the batches.
 
     All random generators are in the same state before and after the exchange of an example, of a
     seed that nobody knows beforehand. It is a test, and not a proof.
@@ -78,15 +78,7 @@ class _Check:
         self._apart = 0  # batches that looked right
 
     def _look(self, few: list[Any], seed: int) -> None:
-        """Try it on these, while it has not been seen to keep them apart, and seldom afterwards.
-
-        Args:
-            few: examples.
-            seed: of 64 bits; private, and another for every batch.
-
-        Raises:
-            RuntimeError: if it does not.
-        """
+        """Try it on these, while it has not been seen to keep them apart, and seldom afterwards."""
         if not self._needed or len(few) < 2 or (self._left <= 0 and seed % _SELDOM):
             return
         self._left -= 1
@@ -117,9 +109,6 @@ class CollateCheck(_Check):
     classes' counts) has several change, and no clipping bounds what an example does to the others'
     gradients. Examples of other shapes, and functions that draw more or fewer numbers for them,
     tell nothing. Nor does what a batch has besides rows.
-
-    Args:
-        collate_fn: makes a batch of a list of samples.
     """
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
@@ -167,9 +156,6 @@ class CompanionCheck(_Check):
     Data sets with ``__getitems__`` (those of Hugging Face, for one, whose transforms get a batch of
     rows) may make a row of others of the batch. A row that ``__getitem__`` makes of several records
     is not seen to be.
-
-    Args:
-        dataset: map-style.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -208,7 +194,7 @@ class CompanionCheck(_Check):
 
 
 def _content(row: Any) -> list[Any]:
-    """What a row holds: tensors, arrays and pictures by their bytes, all else by its text."""
+    """The contents of a row: tensors, arrays and pictures by their bytes, all else by its text."""
     found: list[Any] = []
 
     def note(leaf: Any, name: str) -> Any:
@@ -236,14 +222,14 @@ def _leaves(batch: Any) -> list[torch.Tensor]:
 
 
 def _drawn() -> tuple[float, ...]:
-    """What the global generators would have drawn next."""
+    """The numbers that the global generators draw next."""
     return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
 
 
 def _rows(
     leaves: list[torch.Tensor], more: list[torch.Tensor], examples: int
 ) -> collections.Counter[tuple[bytes, ...]]:
-    """What a batch holds of each example: the rows of leaves that have one more with one more."""
+    """The contents of a batch by example: rows of leaves that have one more with one more."""
     parts: list[list[bytes]] = []
     for leaf, longer in zip(leaves, more, strict=True):
         follows = leaf.dim() > 0 and len(leaf) % examples == 0

@@ -81,7 +81,7 @@ def check_sampler(data_loader: DataLoader[Any]) -> None:
 
 
 def fetching_options(data_loader: DataLoader[Any]) -> dict[str, Any]:
-    """How a data loader fetches: its collate function, workers and pinning."""
+    """The options by which a data loader fetches: its collate function, workers and pinning."""
     names = (
         "collate_fn",
         "num_workers",
@@ -102,9 +102,6 @@ def fingerprint(dataset: Any) -> str:
     of the length and of ``ROWS`` rows spread evenly: a change elsewhere goes unnoticed. Rows
     that come out differently when read twice (augmentation from a generator of the data set's own)
     are left out.
-
-    Raises:
-        ValueError: if a row cannot be read in this process.
     """
     sha = hashlib.sha256()
     declared = getattr(dataset, "fingerprint", None)

@@ -19,7 +19,7 @@ COMPUTING = 0x64726F706F7574  # and these from what the model draws
 
 
 class Request(NamedTuple):
-    """What the sampler asks of the dataset: these rows, under this seed of 64 bits."""
+    """The sampler's request to the data set: these rows, under this seed of 64 bits."""
 
     micro: MicroBatch
     seed: int

@@ -221,7 +221,7 @@ class PrivateLoader:
 
     @property
     def between(self) -> bool:
-        """Whether a batch was given, and every one that was has been used or given up."""
+        """True if a batch was given, and every one that was has been used or given up."""
         return self._given and self.unused is None
 
     @property
@@ -368,7 +368,7 @@ class PrivateLoader:
 
     @functools.cached_property
     def data_fingerprint(self) -> str:
-        """By which the data set is recognised; private data."""
+        """By which the data set is recognized; private data."""
         return fingerprint(self.dataset)
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class MicroBatch:
 
     @property
     def last(self) -> bool:
-        """Whether the logical step ends with this microbatch."""
+        """True if the logical step ends with this microbatch."""
         return self.part == self.parts - 1
 
     @property

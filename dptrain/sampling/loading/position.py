@@ -111,10 +111,6 @@ def check_state(
         scheme: of this loader.
         dataset_size: of this loader's data set.
         known_by: computes the fingerprint of this loader's data set.
-
-    Raises:
-        TypeError: if the state is no mapping.
-        ValueError: saying what differs, and what to do.
     """
     if not isinstance(state, Mapping):
         raise TypeError(

@@ -31,11 +31,7 @@ class AnySizeScheme(ExchangeableScheme, ABC):
     _later_fields: ClassVar[tuple[str, ...]] = ("nominal_size",)
 
     def _settle_size(self) -> None:
-        """Check the nominal size, after the other fields.
-
-        Raises:
-            ValueError: if it is no size, or batches are cut and there are more examples than that.
-        """
+        """Check the nominal size, after the other fields."""
         if self.nominal_size is None:
             return
         fields.settle(self, integers=("nominal_size",))

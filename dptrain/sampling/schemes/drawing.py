@@ -1,4 +1,4 @@
-"""What streams draw with: coins over a long row, a pool that examples return to, truncation.
+"""Tools of streams: coins over a long row, a pool that examples return to, truncation.
 
 Coins cost as much as there are successes, the pool as much as there are examples that move.
 """
@@ -38,12 +38,7 @@ def move_last(entries: npt.NDArray[Any], positions: npt.NDArray[np.int64]) -> np
 
 
 class Pool:
-    """The examples that may be drawn, in an order that carries no meaning.
-
-    Args:
-        members: the first members, distinct; copied.
-        capacity: most members that it will ever hold; their number now unless given.
-    """
+    """The examples that may be drawn, in an order that carries no meaning."""
 
     def __init__(self, members: npt.NDArray[Any], capacity: int | None = None) -> None:
         size = len(members)
@@ -66,11 +61,7 @@ class Pool:
         return taken
 
     def put(self, examples: npt.NDArray[Any]) -> None:
-        """Add examples that are not members.
-
-        Raises:
-            ValueError: if there are more than the capacity allows; the pool is left as it was.
-        """
+        """Add examples that are not members."""
         end = self._size + len(examples)
         if end > len(self._entries):
             raise ValueError(f"the pool holds at most {len(self._entries)} examples, not {end}")

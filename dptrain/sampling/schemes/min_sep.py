@@ -158,7 +158,7 @@ class MinSep(ExchangeableScheme):
     def sample_draws(
         self, rng: np.random.Generator, size: int
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Whether one example is drawn in a step, and how many of the N-1 others are (r_t).
+        """Draws of one example in every step, and the numbers r_t of the N-1 others that are drawn.
 
         The two are independent before the cut. Given them, the example is kept in a step in which
         it is drawn with probability min(1, B/(r_t + 1)), steps being independent of each other.

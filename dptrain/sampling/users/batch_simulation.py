@@ -108,10 +108,7 @@ class BatchSizeSimulation:
     def smallest(self, batch_size: float, last: float, precision: float) -> float:
         """The first time at which the mean reaches ``batch_size``, looking in steps of a layer.
 
-        Args:
-            batch_size: B̄.
-            last: where to stop looking; returned if the mean has not reached B̄ there.
-            precision: relative, of the time.
+        It is ``last`` if the mean has not reached B̄ there. ``precision`` is relative, of the time.
         """
 
         @functools.cache  # the bisection asks again for the ends of its bracket

@@ -1,4 +1,4 @@
-"""How large batches are when users share examples, and the p that makes them as large as asked.
+"""The batch size when users share examples, and the p that makes it as large as asked.
 
 Where sampled examples exclude others, the expected size is a formula in p; where only used ones do,
 it is simulated on the public graph.

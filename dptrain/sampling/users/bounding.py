@@ -30,14 +30,7 @@ def bounded_rows(
     seed: int,
     progress: bool,
 ) -> Rows:
-    """The rows that ``AttributionGraph.bound`` keeps, ascending, a copy as often as it is kept.
-
-    Args:
-        offsets: where each example's users begin, shape (examples + 1,).
-        members: the users of example after example.
-        users: their number.
-        k, duplicates, max_neighbors, seed, progress: of ``AttributionGraph.bound``, checked.
-    """
+    """The rows that ``AttributionGraph.bound`` keeps, ascending, a copy as often as it is kept."""
     crowding = None if max_neighbors is None else _Crowding(users, max_neighbors)
     counts = np.zeros(users, dtype=np.int64)
     sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN,))

@@ -1,4 +1,4 @@
-"""Which examples share a user with a recent one: the exclusion of multi-attribution b-min-sep."""
+"""The examples that share a user with a recent one: exclusion of multi-attribution b-min-sep."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = ("sampling", "participation")
 
 
 def checked(owner: str, exclusion: Any) -> Exclusion:
-    """``exclusion`` if it is one of ``EXCLUSIONS``.
-
-    Raises:
-        ValueError: naming ``owner``, if it is anything else.
-    """
+    """``exclusion`` if it is one of ``EXCLUSIONS``."""
     checks.choice("exclusion", exclusion, EXCLUSIONS, owner=owner)
     found: Exclusion = exclusion
     return found

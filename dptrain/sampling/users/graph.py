@@ -147,12 +147,12 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
     @property
     def attached(self) -> bool:
-        """Whether the edges are here."""
+        """True if this value holds the edges."""
         return hasattr(self, "_offsets")
 
     @property
     def offsets(self) -> Offsets:
-        """Where each example's users begin, int64, shape (examples + 1,); read-only."""
+        """The start of each example's users, int64, shape (examples + 1,); read-only."""
         return self._edges()[0]
 
     @property
@@ -162,7 +162,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether every example has one user, as the theorems on single attribution need."""
+        """True if every example has one user, as the theorems on single attribution need."""
         return self.edges == self.examples
 
     def users_per_example(self) -> Offsets:
@@ -296,7 +296,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BoundedGraph:
-    """What ``AttributionGraph.bound`` kept.
+    """The result of ``AttributionGraph.bound``.
 
     Args:
         rows: positions in the original data set, ascending, int64; an example that is kept c times
@@ -335,7 +335,7 @@ class BoundedGraph:
         return Subset(dataset, self.rows.tolist())
 
     def statistics(self, *, progress: bool = True) -> GraphStatistics:
-        """What was kept, the distributions before and after, and the batch sizes to expect.
+        """Counts of what was kept, distributions before and after, and the batch sizes to expect.
 
         The neighborhoods take the time, with a progress bar.
         """

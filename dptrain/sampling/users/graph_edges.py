@@ -140,5 +140,5 @@ def count_users(members: npt.NDArray[Any], users: int) -> npt.NDArray[np.int64]:
 
 
 def any_in_row(flags: npt.NDArray[np.bool_], offsets: Offsets) -> npt.NDArray[np.bool_]:
-    """Whether any entry of each row is set; rows are not empty."""
+    """For each row, True if any of its entries is set; rows are not empty."""
     return np.logical_or.reduceat(flags, offsets[:-1])

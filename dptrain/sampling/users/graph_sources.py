@@ -1,6 +1,6 @@
-"""Edges of an attribution graph from a column of a ``datasets.Dataset`` or of named columns.
+"""Edges of an attribution graph, from a column of a ``datasets.Dataset`` or named columns.
 
-Edges of an attribution graph from lists of users and from (example, user) pairs.
+Also from lists of users and from (example, user) pairs.
 """
 
 from __future__ import annotations
@@ -73,11 +73,7 @@ def _check_id(part: Any, user: Any) -> None:
 
 
 def edges_from_lists(column: Iterable[Iterable[Hashable]]) -> Edges:
-    """Edges of a column of user lists, which is read once, in chunks.
-
-    Raises:
-        ValueError: if the column is empty, an example has no user, or an id cannot be one.
-    """
+    """Edges of a column of user lists, which is read once, in chunks."""
     if isinstance(column, str | bytes | Mapping):
         raise ValueError(f"column={type(column).__name__}: give an iterable with a list an example")
     numbers = _Numbers()
@@ -160,12 +156,7 @@ def edges_from_pairs(
     users: Sequence[Hashable] | npt.NDArray[Any],
     dataset_size: int | None,
 ) -> Edges:
-    """Edges of (example number, user id) pairs in any order.
-
-    Raises:
-        ValueError: if the sequences differ in length, an example number is no integer or out of
-            range, an example has no user, or an id cannot be one.
-    """
+    """Edges of (example number, user id) pairs in any order."""
     at = np.asarray(examples)
     if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
         raise ValueError(

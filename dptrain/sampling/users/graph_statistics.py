@@ -1,4 +1,4 @@
-"""What contribution bounding kept: counts, distributions and the batch sizes to expect."""
+"""Statistics of contribution bounding: counts, distributions and the batch sizes to expect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Distribution:
-    """How often each value occurs.
+    """The number of times that each value occurs.
 
     Args:
         values: the different values, ascending, shape (different values,).

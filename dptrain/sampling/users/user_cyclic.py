@@ -165,7 +165,7 @@ class UserCyclic(UserScheme):
         return dataclasses.replace(self, partition=self.partition.attach(source))
 
     def shortfall(self, seed: int) -> str | None:
-        """How many examples are never drawn, for want of a slot or of a turn, and what helps."""
+        """A message on examples never drawn, for want of a slot or of a turn, and what helps."""
         partition = self.partition
         late = sum(partition.sizes[self.steps :])
         found = []

@@ -159,7 +159,7 @@ def _first_disjoint(
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
-    """How full the batches of one run are.
+    """The occupancy of the batches of one run.
 
     Attributes:
         smallest: examples in the smallest batch.
@@ -277,7 +277,7 @@ class UserFixed(UserScheme):
         return UserFixedStream(self, seed)
 
     def check(self, seed: int) -> Fill:
-        """How full the batches of the run with this seed are, by drawing them all.
+        """The ``Fill`` of the batches of the run with this seed, by drawing them all.
 
         Raises:
             ValueError: if the graph holds no edges.
@@ -293,7 +293,7 @@ class UserFixed(UserScheme):
         )
 
     def shortfall(self, seed: int) -> str | None:
-        """How many batches of the run with this seed are not full, and what to change."""
+        """A message on batches of the run with this seed that are not full, and what to change."""
         found = self.check(seed)
         if not found.short_steps:
             return None

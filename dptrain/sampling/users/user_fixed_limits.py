@@ -59,9 +59,6 @@ def largest_batch_size(
     """The scheme with the largest batches of which the run with this seed fills every one.
 
     Reads only the public graph; by bisection, as in ``largest_min_sep``.
-
-    Raises:
-        ValueError: if an argument is out of range, or some step finds no example at all.
     """
 
     def scheme(batch_size: int) -> UserFixed:
@@ -82,9 +79,6 @@ def fewest_participations(
     """The scheme with the smallest m at which the run with this seed fills every batch.
 
     Reads only the public graph; by bisection, as in ``largest_min_sep``.
-
-    Raises:
-        ValueError: if an argument is out of range, or no m fills every batch at this b.
     """
     loosest = UserFixed(graph=graph, batch_size=batch_size, min_sep=min_sep, steps=steps)
     most = loosest.max_participations

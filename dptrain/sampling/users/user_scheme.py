@@ -1,4 +1,4 @@
-"""What schemes that protect users have in common: the graph that says who belongs to what."""
+"""The base of schemes that protect users: the graph that says who belongs to what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of their examples the users of a batch contribute."""
+"""The choice of the examples that the users of a batch contribute."""
 
 from __future__ import annotations
 
@@ -58,15 +58,7 @@ class OwnExamples:
 
 
 class PerUserStream(SeededStream):
-    """Batches of ``PerUser``: the examples that the users of a step contribute, ascending.
-
-    Args:
-        scheme: a ``PerUser``.
-        users: draws the users of each step.
-        own: the examples of every user.
-        group_size: G.
-        seed: any non-negative integer, the one of ``users``.
-    """
+    """Batches of ``PerUser``: the examples that the users of a step contribute, ascending."""
 
     def __init__(
         self, scheme: Scheme, users: BatchStream, own: OwnExamples, group_size: int, seed: int

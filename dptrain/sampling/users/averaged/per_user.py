@@ -159,7 +159,7 @@ class PerUser(UserScheme):
 
     @property
     def period(self) -> int | None:
-        """That of ``users``."""
+        """The period of ``users``."""
         return self.users.period
 
     @property
@@ -194,7 +194,7 @@ class PerUser(UserScheme):
         return None if units is None else units * self.group_size
 
     def shortfall(self, seed: int) -> str | None:
-        """What ``users`` says of its batches with this seed."""
+        """The shortfall of ``users`` with this seed."""
         return self.users.shortfall(seed)
 
     def grouped(self, batch: Indices) -> tuple[Indices, Indices]:
@@ -220,11 +220,7 @@ class PerUser(UserScheme):
 
 
 def _check_disjoint(graph: AttributionGraph) -> None:
-    """Refuse graphs with examples of several users.
-
-    Raises:
-        ValueError: naming what can be used instead.
-    """
+    """Refuse graphs with examples of several users."""
     if not graph.is_disjoint:
         raise ValueError(
             f"{_OWNER}: graph: its {graph.examples} examples have {graph.edges} users between "
@@ -235,12 +231,7 @@ def _check_disjoint(graph: AttributionGraph) -> None:
 
 
 def _scheme_of(users: Any, **known: Any) -> Scheme:
-    """The scheme of so many users, as its ``for_batch_size`` makes it.
-
-    Raises:
-        TypeError: if it is neither a name nor a mapping.
-        ValueError: if the type is unknown, or an argument is unknown or out of range.
-    """
+    """The scheme of so many users, as its ``for_batch_size`` makes it."""
     stated = {"type": users} if isinstance(users, str) else users
     if not isinstance(stated, Mapping):
         raise TypeError(

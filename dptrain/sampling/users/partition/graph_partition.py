@@ -1,4 +1,4 @@
-"""Which slot of a cycle every example of an attribution graph has, as public knowledge."""
+"""The slot of a cycle that every example of an attribution graph has, as public knowledge."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class GraphPartition(JsonValue, family="graph partition"):
 
     @property
     def attached(self) -> bool:
-        """Whether the slots are here."""
+        """True if this value holds the slots."""
         return hasattr(self, "_slots")
 
     @property
@@ -278,7 +278,7 @@ class GraphPartition(JsonValue, family="graph partition"):
         return self.graph.examples - self.dropped
 
     def component_sizes(self) -> Distribution:
-        """How many connected components there are of every size, in examples.
+        """The number of connected components of every size, in examples.
 
         Raises:
             ValueError: if the graph holds no edges.
@@ -333,11 +333,7 @@ class GraphPartition(JsonValue, family="graph partition"):
         return attached
 
     def _check_facts(self, found: GraphPartition) -> None:
-        """Refuse a value whose facts are not those of its slots: accountants read them.
-
-        Raises:
-            ValueError: naming the first that differs.
-        """
+        """Refuse a value whose facts are not those of its slots: accountants read them."""
         for name in _FACTS:
             stated, true = getattr(self, name), getattr(found, name)
             if stated != true:
@@ -427,7 +423,7 @@ def _profiles(
 
 
 def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether users of profile ``one`` have all that those of ``other`` have, and more."""
+    """True if users of profile ``one`` have all that those of ``other`` have, and more."""
     if one == other or len(one) < len(other) or one[0] > other[0]:
         return False
     return all(more >= less for more, less in zip(one[1:], other[1:], strict=False))

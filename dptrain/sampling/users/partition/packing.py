@@ -76,6 +76,6 @@ def cover(left: Rows, right: Rows) -> Rows:
 
 
 def imbalance(sizes: npt.NDArray[np.int64]) -> float:
-    """How much larger than the smallest the largest is, as a share of the smallest."""
+    """The excess of the largest over the smallest, as a share of the smallest."""
     least = int(sizes.min())
     return float("inf") if least == 0 else int(sizes.max()) / least - 1.0

@@ -55,9 +55,6 @@ def conflicts(offsets: Offsets, of_user: Rows, users: Rows | None = None) -> tup
     Args:
         offsets, of_user: as for ``components``.
         users: whose pairs; all of them unless given.
-
-    Raises:
-        ValueError: if they are too many, because somebody has thousands of examples.
     """
     chosen = np.arange(len(offsets) - 1) if users is None else users
     counts = np.diff(offsets)[chosen]
