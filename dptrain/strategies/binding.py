@@ -1,4 +1,4 @@
-"""What families check of a declaration, of the steps they are bound to and of participations."""
+"""Checks of a declaration, of the steps it is bound to and of participations."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from dptrain.core import Array, checks
 
 
 def steps_of(owner: str, bound_to: int | None) -> int:
-    """The n that a strategy is bound to.
-
-    Args:
-        owner: the strategy's class, for the message.
-        bound_to: its ``steps`` field.
-
-    Raises:
-        ValueError: if it is not bound.
-    """
+    """The n that a strategy is bound to."""
     if bound_to is None:
         raise ValueError(
             f"this {owner} is not bound to a number of steps, on which its bands depend: "
@@ -26,11 +18,7 @@ def steps_of(owner: str, bound_to: int | None) -> int:
 
 
 def check_bound(owner: str, bound_to: int | None, steps: int) -> int:
-    """``steps`` if the strategy is bound to that many.
-
-    Raises:
-        ValueError: if it is not bound, or is bound to another n.
-    """
+    """``steps`` if the strategy is bound to that many."""
     steps = checks.steps(steps)
     if bound_to is None:
         raise ValueError(f"this {owner} is not bound to a number of steps: use bind({steps}) first")
@@ -60,12 +48,7 @@ def check_bands_fit(bands: int, steps: int, *, name: str = "bands") -> None:
 
 
 def unoptimized(steps: int, missing: str) -> ValueError:
-    """The error for a declaration that states n but not what ``bind`` would find for it.
-
-    Args:
-        steps: the field.
-        missing: the fields that only a bound value has, such as "coefficients".
-    """
+    """The error for a declaration that states n but not what ``bind`` would find for it."""
     return ValueError(
         f"steps={steps} without {missing}: leave steps out and call bind({steps}), which optimizes"
     )

@@ -17,11 +17,7 @@ def encode(entries: Array) -> str:
 
 
 def decode(text: str) -> Array:
-    """The numbers that ``encode`` made the text of, bit for bit.
-
-    Raises:
-        ValueError: if it is not base64 of at least one number.
-    """
+    """The numbers that ``encode`` made the text of, bit for bit."""
     raw = base64.b64decode(text, validate=True)
     if not raw or len(raw) % 8:
         raise ValueError(f"{len(raw)} bytes")
@@ -33,13 +29,6 @@ def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
 
     Only the lower triangle is stored: row t contributes its t + 1 first entries. Negative zeros
     become zeros, so that equal matrices have equal texts.
-
-    Args:
-        matrix: shape (n, n), n ≥ 1.
-        name: what the error messages call it.
-
-    Raises:
-        ValueError: if it is not real, square and finite, or has entries above the diagonal.
     """
     try:
         given = np.asarray(matrix)
@@ -66,11 +55,7 @@ def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
 
 
 def unpack(text: str, name: str = "matrix") -> Array:
-    """The matrix that ``pack`` made the text of, shape (n, n), bit for bit.
-
-    Raises:
-        ValueError: if the text is not base64 of a triangle of finite numbers.
-    """
+    """The matrix that ``pack`` made the text of, shape (n, n), bit for bit."""
     remedy = f"{name}: not a packed lower-triangular matrix ({{}}); use pack(matrix)"
     try:
         triangle = decode(text)

@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Strategy)
 
 @dataclasses.dataclass(frozen=True)
 class _Registered:
-    """What was said when a class was registered."""
+    """The arguments with which a class was registered."""
 
     strategy: type[Strategy]
     planned: bool
@@ -90,7 +90,7 @@ def strategy_types() -> Mapping[str, type[Strategy]]:
 
 
 def proposals(run: RunShape, *, planned: bool = False) -> list[Strategy]:
-    """What the registered classes offer for a run, not bound.
+    """The strategies that the registered classes offer for a run, not bound.
 
     Args:
         run: its shape.

@@ -162,7 +162,7 @@ class Strategy(JsonValue, ABC, family="strategy"):
 
     @abstractmethod
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
-        """Whether ``sensitivity`` is the maximum itself rather than an upper bound on it."""
+        """True if ``sensitivity`` is the maximum itself rather than an upper bound on it."""
 
     def errors(self, steps: int, workload: Workload = PREFIX_SUMS) -> Array:
         """Standard deviation of the error of every query, per unit of σ: row norms of A W.

@@ -24,7 +24,7 @@ class Workload(JsonValue, ABC, family="workload"):
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether A_{t,j} depends on t - j only, so that A is its first column for any n."""
+        """True if A_{t,j} depends on t - j only, so that A is its first column for any n."""
         return True
 
     def check(self, steps: int) -> None:

@@ -96,7 +96,7 @@ class Chain:
 
     @property
     def _free(self) -> float:
-        """What is left of the range after the least gaps; the softmax shares it out."""
+        """The part of the range left after the least gaps; the softmax shares it out."""
         return self.range * (1 - 2 * self.buffers * _LEAST_GAP)
 
     def _places(self, x: Array) -> Array:
@@ -137,10 +137,6 @@ def poles_errors(workload: Workload, steps: int, objective: str) -> tuple[PolesL
     Closed form, O(d²), for prefix sums; otherwise ``error_losses`` of the first column of C^-1,
     O(n·d) more than the workload itself takes. Where there are several, each is to be minimized
     from the optimum of the one before.
-
-    Raises:
-        ValueError: if the workload is made for another n, the objective is unknown, or n is too
-            large for a workload that is not Toeplitz.
     """
     if isinstance(workload, PrefixSums):
         return (_prefix_sums_error(steps, checked_objective(objective)),)
@@ -212,9 +208,6 @@ def optimal_buffers(
 
     Returns:
         θ descending and ω, shape (d,) each.
-
-    Raises:
-        RuntimeError: if the optimizer ends without a finite result.
     """
     if steps == 1:  # C is the 1×1 identity whatever the buffers
         p, q = Chain(buffers=buffers, steps=steps).spaced(0.5)

@@ -162,7 +162,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
 
 
 def _inside(bands: int, steps: int) -> npt.NDArray[np.bool_]:
-    """Which entries of the array of diagonals are entries of C."""
+    """A mask of the entries of the array of diagonals that are entries of C."""
     return np.asarray(np.arange(bands)[:, None] + np.arange(steps) < steps)
 
 
@@ -198,11 +198,7 @@ def _packed(diagonals: Array) -> str:
 
 
 def _unpacked(text: str, bands: int) -> Array:
-    """What ``_packed`` made the text of.
-
-    Raises:
-        ValueError: if the text is no base64 of as many numbers as a band can have.
-    """
+    """The array that ``_packed`` made the text of."""
     remedy = "coefficients: not the text of a packed band ({}); give an array (bands, steps)"
     try:
         entries = decode(text)

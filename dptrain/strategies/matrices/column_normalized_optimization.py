@@ -20,8 +20,7 @@ _LEAST_DIAGONAL = 1e-6  # of a column of norm about 1, which keeps C invertible
 def squared_error(workload: Workload, steps: int, bands: int) -> Loss:
     """‖A C^-1‖_F² and its gradient, as a function of the diagonals of C, shape (bands, n).
 
-    Raises:
-        ValueError: if it needs dense matrices and n > 2000.
+    Refuses n > 2000 where it needs dense matrices.
     """
     inverse = inverse_workload(workload, steps)
     if inverse is not None:
@@ -70,10 +69,6 @@ def optimal_columns(workload: Workload, steps: int, start: Array) -> Array:
 
     Returns:
         Shape (bands, n), as ``LowerTriangular.diagonals``.
-
-    Raises:
-        ValueError: as ``squared_error``.
-        RuntimeError: if the optimizer ends above its start.
     """
     bands = len(start)
     loss = squared_error(workload, steps, bands)

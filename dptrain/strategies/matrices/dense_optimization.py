@@ -71,7 +71,8 @@ def optimal_for_epochs(factor: Array, epochs: int, *, equal_norms: bool = True) 
     over-relaxed: ω grows while the blocks come closer to identities and falls when they do not
     (ω = 1 is the plain iteration, which takes thousands of steps where a learning rate of zero
     leaves M nearly singular). Scaling X(N) by the inverse roots of its blocks makes it feasible,
-    which gives an upper bound to set against the lower one.
+    which gives an upper bound to set against the lower one. Bounds that stay more than 10^-4 apart
+    are an error.
 
     *Free norms.* Participations exactly n/e apart cost the sum of the squared norms in one block,
     so only that has to be e. With X = D Y D, D diagonal, Y is as X was, for D^-1 M D^-1; and the
@@ -84,9 +85,6 @@ def optimal_for_epochs(factor: Array, epochs: int, *, equal_norms: bool = True) 
         factor: F, shape (n, n), with M = FᵀF ≻ 0.
         epochs: e, a divisor of n; with e = 1 only the norms are fixed.
         equal_norms: whether every column has norm 1, or only each block's squares add up to e.
-
-    Raises:
-        RuntimeError: if the bounds stay more than 10^-4 apart.
     """
     n = len(factor)
     blocks = _Blocks(n, epochs)

@@ -152,7 +152,7 @@ class LowerTriangular(Strategy, ABC):
             )
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
-        """Whether ``sensitivity`` is the maximum itself rather than an upper bound on it."""
+        """True if ``sensitivity`` is the maximum itself rather than an upper bound on it."""
         m, b = participations(steps, max_participations, min_sep)
         return m == 1 or len(self.diagonals(steps)) <= b
 

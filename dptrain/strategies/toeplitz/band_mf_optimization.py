@@ -31,9 +31,6 @@ def banded_errors(workload: Workload, steps: int, bands: int, objective: str) ->
 
     Returns:
         Functions of c, shape (bands,), c_0 > 0.
-
-    Raises:
-        ValueError: if the workload is made for another n or the objective is unknown.
     """
     workload.check(steps)
     if workload.is_toeplitz:
@@ -128,7 +125,7 @@ class SettledError:
 
     @property
     def length(self) -> int:
-        """How many steps the filters ran over the last time."""
+        """Number of steps that the filters ran over the last time."""
         return self._length
 
     def __call__(self, c: Array) -> tuple[float, Array]:
@@ -160,7 +157,7 @@ class SettledError:
         self._length = self._shortest = self._column.size
 
     def _settled(self, w: Array, h: Array, length: int, limits: tuple[float, float]) -> bool:
-        """Whether the ``bands`` values before ``length`` are at their limits."""
+        """True if the ``bands`` values before ``length`` are at their limits."""
         window = slice(max(length, self._shortest) - self._bands, max(length, self._shortest))
         return all(
             bool(np.abs(values[window] - limit).max() <= tolerance * abs(limit))
@@ -212,11 +209,6 @@ def optimal_coefficients(
 
     Returns:
         Shape (bands,), float64.
-
-    Raises:
-        ValueError: if the workload is made for another n or too large (see
-            ``error_losses``), or the objective is unknown.
-        RuntimeError: if the optimizer ends above its start or without a finite result.
     """
     errors = banded_errors(workload, steps, bands, objective)
     if bands == 1:
@@ -251,7 +243,7 @@ def _start(
 
 
 def _holds(error: SettledError, c: Array) -> bool:
-    """Whether the shortened sum is the whole one, which is certain only for a stable C^-1."""
+    """True if the shortened sum is the whole one, which is certain only for a stable C^-1."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isclose(error.full(c), error(c)[0], rtol=1e-9, atol=0))
 

@@ -1,4 +1,4 @@
-"""How the noise of different steps hangs together."""
+"""The correlation of the noise of different steps."""
 
 from __future__ import annotations
 

@@ -70,12 +70,7 @@ _LOOP_UP_TO = 64  # participations; more of them are cheaper through the FFT
 
 
 def checked_objective(objective: str) -> str:
-    """``objective`` if it is known.
-
-    Raises:
-        TypeError: if it is no string.
-        ValueError: if it is another one.
-    """
+    """``objective`` if it is known."""
     return checks.choice("objective", objective, OBJECTIVES)
 
 
@@ -88,14 +83,10 @@ def final_error_loss(workload: Workload, steps: int, objective: str) -> Loss:
 
     For any other A, ``"mean"`` is a quadratic form of the n×n matrix of ``shifted_gram``, and
     ``"max"`` the last of the smooth upper bounds of ``error_losses``, at most 0.2 % (n = 4000)
-    above the largest variance.
+    above the largest variance. Such an A is refused for n > 4000.
 
     Returns:
         A function of g, shape (n,), that returns the loss and its gradient in g, shape (n,).
-
-    Raises:
-        ValueError: if the workload is made for another n, the objective is unknown, or n exceeds
-            4000 for a workload that is not Toeplitz.
     """
     return error_losses(workload, steps, objective)[-1]
 
@@ -108,9 +99,6 @@ def error_losses(workload: Workload, steps: int, objective: str) -> tuple[Loss, 
     p-norm is at least the largest variance and at most n^(1/p) times that, hence its minimum is at
     most n^(1/p) times the least possible worst variance. Small p first: for large p the bound is
     nearly as hard to descend as the maximum itself.
-
-    Raises:
-        ValueError: as ``final_error_loss``.
     """
     workload.check(steps)
     checked_objective(objective)

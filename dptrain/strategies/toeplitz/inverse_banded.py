@@ -1,4 +1,4 @@
-"""What Toeplitz strategies with a banded C^-1 share: both directions are short filters."""
+"""The base of Toeplitz strategies with a banded C^-1: both directions are short filters."""
 
 from __future__ import annotations
 
@@ -35,39 +35,23 @@ class InverseBandedToeplitz(Toeplitz, ABC):
 
     @property
     def bands(self) -> int:  # type: ignore[override]
-        """n, or 1 where ``inverse_bands = 1`` makes C a multiple of the identity.
-
-        Raises:
-            ValueError: if the value is not bound.
-        """
+        """n, or 1 where ``inverse_bands = 1`` makes C a multiple of the identity."""
         steps = steps_of(type(self).__name__, self.steps)
         return 1 if self.inverse_bands == 1 else steps
 
     def check_fits(self, steps: int) -> int:
-        """``steps``, if C^-1 has room for the bands.
-
-        Raises:
-            ValueError: if ``inverse_bands > steps`` or ``steps`` is not a positive integer.
-        """
+        """``steps``, if C^-1 has room for the bands."""
         steps = checks.steps(steps)
         check_bands_fit(self.inverse_bands, steps, name="inverse_bands")
         return steps
 
     def first_column(self, steps: int) -> Array:
-        """Impulse response of 1/g(x), in O(n·inverse_bands): shape (steps,), or (1,) for C ∝ I.
-
-        Raises:
-            ValueError: if the value is not bound, or is bound to another n.
-        """
+        """Impulse response of 1/g(x), in O(n·inverse_bands): shape (steps,), or (1,) for C ∝ I."""
         steps = check_bound(type(self).__name__, self.steps, steps)
         return impulse_response(self.filter(), min(steps, self.bands))
 
     def inverse_column(self, steps: int) -> Array:
-        """g, shape (inverse_bands,).
-
-        Raises:
-            ValueError: if the value is not bound, or is bound to another n.
-        """
+        """g, shape (inverse_bands,)."""
         check_bound(type(self).__name__, self.steps, steps)
         return self.filter()
 
@@ -80,13 +64,7 @@ class InverseBandedToeplitz(Toeplitz, ABC):
 def check_bounded(owner: str, g: Array, steps: int) -> None:
     """Refuse a C^-1 whose C grows beyond use, or becomes negative, within the run.
 
-    Args:
-        owner: the strategy's class, for the message.
-        g: coefficients of C^-1, g_0 > 0.
-        steps: n.
-
-    Raises:
-        ValueError: naming the first step t where c_t is negative, not finite or above 10^6·c_0.
+    That is where some c_t is negative, not finite or above 10^6·c_0; g has g_0 > 0.
     """
     if np.all(g[1:] <= 0) and -g[1:].sum() <= g[0]:
         return  # every c_t is at most a weighted mean of earlier ones

@@ -191,9 +191,6 @@ def optimal_inverse_coefficients(
 
     Returns:
         Shape (inverse_bands,), float64.
-
-    Raises:
-        RuntimeError: if the optimizer ends above its start or without a finite result.
     """
     if inverse_bands == 1:
         return np.ones(1)

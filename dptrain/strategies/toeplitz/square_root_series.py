@@ -20,12 +20,7 @@ _BLOCK = 1 << 16  # moments a call of the banded solver: a few MB
 
 
 def checked_decay(alpha: float, beta: float) -> tuple[float, float]:
-    """(α, β) as floats.
-
-    Raises:
-        TypeError: if one is no number.
-        ValueError: unless 0 < α ≤ 1 and 0 ≤ β < α.
-    """
+    """(α, β) as floats, with 0 < α ≤ 1 and 0 ≤ β < α."""
     alpha, beta = checks.number("alpha", alpha), checks.number("beta", beta)
     if not 0 < alpha <= 1:
         raise ValueError(
@@ -51,9 +46,6 @@ def square_root_coefficients(count: int, alpha: float = 1.0, beta: float = 0.0) 
 
     Returns:
         Shape (count,), float64.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
     count = checks.integer("count", count)
     alpha, beta = checked_decay(alpha, beta)

@@ -1,4 +1,4 @@
-"""Whether the noise of a strategy stays in range over the whole run."""
+"""Checks that the noise of a strategy stays in range over the whole run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _LARGEST_GROWTH = 1e6
 def check_stable(owner: str, inverse_column: Array) -> None:
     """Refuse a Toeplitz C^-1 that blows up within the run.
 
+    That is at the first step t (from 0) where g_t is not finite or |g_t| > 10^6·|g_0|.
+
     Args:
         owner: what the message calls the strategy, e.g. ``"BandMF(bands=3)"``.
         inverse_column: first column g of C^-1, shape (n,) or shorter (zeros left out), g_0 ≠ 0.
-
-    Raises:
-        ValueError: naming the first step t (from 0) where g_t is not finite or |g_t| > 10^6·|g_0|.
     """
     g = np.abs(np.asarray(inverse_column, dtype=np.float64))
     # The negation also catches NaN, which compares false with everything.
@@ -46,9 +45,6 @@ def check_stable_filter(owner: str, coefficients: npt.ArrayLike, steps: int) -> 
         owner: what the message calls the strategy.
         coefficients: c, shape (bands,), c_0 > 0.
         steps: n.
-
-    Raises:
-        ValueError: as ``check_stable``.
     """
     c = np.asarray(coefficients, dtype=np.float64)
     if np.all(np.diff(c, append=0.0) <= 0):

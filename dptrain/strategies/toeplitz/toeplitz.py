@@ -1,4 +1,4 @@
-"""What every Toeplitz strategy shares: columns, norms, sensitivity and error."""
+"""The base of every Toeplitz strategy: columns, norms, sensitivity and error."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _ROUNDING = 1e-13  # relative gap between two bounds below which they count as e
 
 
 def checked_vector(x: npt.ArrayLike) -> Array:
-    """``x`` as float64 of shape (n,) or (n, k), n ≥ 1.
-
-    Raises:
-        ValueError: if it has another shape.
-    """
+    """``x`` as float64 of shape (n,) or (n, k), n ≥ 1."""
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] < 1:
         raise ValueError(f"x has the shape {x.shape}: must be (steps,) or (steps, k)")
@@ -133,7 +129,7 @@ class Toeplitz(Strategy, ABC):
         return np.pad(growth, (0, steps - g.size), mode="edge")
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
-        """Whether ``sensitivity`` is the maximum itself rather than an upper bound on it.
+        """True if ``sensitivity`` is the maximum itself rather than an upper bound on it.
 
         Also where the bound exceeds what one pattern reaches by less than one part in 10^13, which
         is what coefficients that rise by rounding alone lead to.

@@ -1,4 +1,4 @@
-"""What the tree strategies share: sums over dyadic intervals, and the online estimator."""
+"""The base of tree strategies: sums over dyadic intervals, and the online estimator."""
 
 from __future__ import annotations
 
@@ -74,11 +74,7 @@ class BinaryTrees(Strategy, ABC):
 
     @abstractmethod
     def _steps_of(self, rows: int) -> int:
-        """The n that has ``rows`` rows.
-
-        Raises:
-            ValueError: if there is none.
-        """
+        """The n that has ``rows`` rows."""
 
     def solve(self, z: npt.ArrayLike) -> Array:
         """``W @ z`` for z of shape (rows,) or (rows, k), in the order of the rows: (n,) or (n, k).
@@ -111,7 +107,7 @@ class BinaryTrees(Strategy, ABC):
         return math.sqrt(squared)
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
-        """Whether ``sensitivity`` is the maximum itself rather than an upper bound on it."""
+        """True if ``sensitivity`` is the maximum itself rather than an upper bound on it."""
         return self._worst_square(steps, max_participations, min_sep)[1]
 
     def _worst_square(self, steps: int, m: int, b: int) -> tuple[int, bool]:

@@ -40,11 +40,7 @@ def top_level(step: int, height: int) -> int:
 
 
 def steps_with(rows: int, height: int) -> int:
-    """The n whose trees have that many complete nodes.
-
-    Raises:
-        ValueError: if there is no such n.
-    """
+    """The n whose trees have that many complete nodes."""
     low, high = 1, max(rows, 1)  # every step completes at least one node
     while low < high:
         middle = (low + high) // 2

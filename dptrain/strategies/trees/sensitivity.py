@@ -22,11 +22,7 @@ _Outcomes = list[tuple[int, int, int]]
 def worst_square(
     steps: int, height: int, max_participations: int, min_sep: int
 ) -> tuple[int, bool]:
-    """max ‖C x‖² over all patterns, or an upper bound on it; and whether it is the maximum.
-
-    Raises:
-        ValueError: if an argument is not a positive integer.
-    """
+    """max ‖C x‖² over all patterns, or an upper bound on it; and whether it is the maximum."""
     m, b = participations(steps, max_participations, min_sep)
     bound = level_bound(steps, height, m, b)
     if bound == regular_square(steps, height, m, b):
@@ -102,11 +98,7 @@ class _PatternSearch:
         self._known: dict[tuple[int, int], _Outcomes] = {}
 
     def worst(self, steps: int) -> int:
-        """The maximum, over the maximal dyadic intervals of n steps from left to right.
-
-        Raises:
-            _TooLong: if that takes more than ``SEARCH_UP_TO`` pairs.
-        """
+        """The maximum, over the maximal dyadic intervals of n steps from left to right."""
         found: _Outcomes = [(0, 0, 0)]
         for level in reversed(range(steps.bit_length())):
             if steps >> level & 1:
@@ -129,7 +121,7 @@ class _PatternSearch:
         return self._known[level, barred]
 
     def _followed(self, left: _Outcomes, level: int) -> _Outcomes:
-        """What ``left`` followed by an interval of that level comes to, dominated ones dropped."""
+        """Outcomes of ``left`` followed by an interval of that level, dominated ones dropped."""
         best: dict[tuple[int, int], int] = {}
         for k, barred, value in left:
             right = self._interval(level, barred)
