@@ -127,6 +127,9 @@ def scales_of(
 ) -> list[torch.Tensor | None] | None:
     """Copies of the scales that an optimizer asks for, in the order and dtype of the clipped sums.
 
+    A scale that is not positive and finite is refused: what is multiplied by it could not be
+    divided by it again, or not be clipped.
+
     Returns:
         ``None`` if it is not one of ``ScalesGradients``.
     """
