@@ -121,7 +121,7 @@ class IndividualFilter(
 
     @abstractmethod
     def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
-        """How many steps an example with gradients of the full norm R may take part in."""
+        """Number of steps that an example with gradients of the full norm R may take part in."""
 
     def state(self, planned: Guarantee, record: IndividualRecord) -> Guarantee:
         """The run's guarantee: the plan's, or the budget's where that is smaller.

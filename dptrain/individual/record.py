@@ -1,4 +1,4 @@
-"""What every example has spent so far: staged with the gradients, committed with the release."""
+"""A record of every example's spending: staged with the gradients, committed with the release."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class IndividualRecord(ABC):
         self._staged: dict[int, Staged] = {}
 
     def __repr__(self) -> str:
-        """Nothing that depends on the examples: a record may end in a log."""
+        """Text that holds nothing of the examples: a record may end in a log."""
         return (
             f"{type(self).__name__}({self.size} examples, {self.steps} steps; not for release, "
             "IndividualReport.of(private) reads it)"
@@ -67,7 +67,7 @@ class IndividualRecord(ABC):
         return len(self.active_counts)
 
     def admit(self, *, step: int, part: int, indices: Indices, ratios: Array) -> Array:
-        """Which of the examples at hand may take part, and with how much of their gradient.
+        """The shares of the gradients with which the examples at hand may take part.
 
         Args:
             step: logical step, from 0; the first one that is not committed.
@@ -102,7 +102,7 @@ class IndividualRecord(ABC):
 
     @abstractmethod
     def _shares(self, indices: Indices, ratios: Array) -> Array:
-        """What ``admit`` answers; must not change what is committed."""
+        """The answer of ``admit``; must not change what is committed."""
 
     @abstractmethod
     def _book(self, step: Staged) -> int:
@@ -126,7 +126,7 @@ class IndividualRecord(ABC):
     @property
     @abstractmethod
     def active(self) -> Mask:
-        """Which examples can still take part, at least with a small gradient, shape (N,)."""
+        """True for examples that can still take part, at least with a small gradient; (N,)."""
 
     @abstractmethod
     def epsilons(self, delta: float) -> Array:
@@ -143,7 +143,7 @@ class IndividualRecord(ABC):
     @property
     @abstractmethod
     def condition(self) -> str:
-        """What ``epsilon_bound`` rests on, in one sentence for the guarantee's notes."""
+        """The premise of ``epsilon_bound``, in one sentence for the guarantee's notes."""
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
         """Refuse what ``state_dict`` cannot have given for these data; changes nothing.
@@ -204,7 +204,7 @@ class IndividualRecord(ABC):
 
 
 def _layout(spending: dict[str, Any]) -> dict[str, str]:
-    """What is held under each name: the type, and the shape and dtype of a tensor."""
+    """The layout of what is held, by name: the type, and the shape and dtype of a tensor."""
     return {
         name: f"{value.dtype}{list(value.shape)}"
         if isinstance(value, torch.Tensor)

@@ -249,7 +249,7 @@ class _Tilt:
         self._jump_picked = math.exp(log_picked - float(np.logaddexp(log_picked, log_other)))
 
     def terms(self) -> WeightedTerms:
-        """What is drawn."""
+        """The weighted terms that are drawn."""
         law = self._law
 
         def draw(rng: np.random.Generator, size: int) -> Array:

@@ -13,7 +13,7 @@ _LEAST_DELTA, _LARGEST_DELTA = 1e-30, 1 - 1e-9
 
 
 def filter_profile(record: IndividualRecord, guarantee: Guarantee) -> Profile:
-    """What the budget keeps at other δ, up to twice the guarantee's ε.
+    """The profile that the budget keeps at other δ, up to twice the guarantee's ε.
 
     The curve of the planned noise is not it: the noise alone promises more steps less. The bound
     holds for both directions.

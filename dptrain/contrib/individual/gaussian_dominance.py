@@ -1,4 +1,4 @@
-"""Whether many totals of sampled Gaussian losses are dominated by one Gaussian, on a grid of ε."""
+"""A test that one Gaussian dominates many totals of sampled Gaussian losses, on a grid of ε."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Level:
 
     @property
     def constant(self) -> float:
-        """What no count changes in log(M e^{-λε}/δ_target)."""
+        """The part of log(M e^{-λε}/δ_target) that does not depend on the counts."""
         added = 0.5 * self.smoothing**2 * self.tilt * (self.tilt + 1.0)
         return added - self.tilt * self.epsilon - self.log_target
 
@@ -62,7 +62,7 @@ class _Level:
 
     @property
     def last(self) -> int:
-        """Where the smoothing has ended the transform."""
+        """The last frequency, at which the smoothing has ended the transform."""
         return min(math.ceil(5.0 / (self.smoothing * self.step)), _MOST_FREQUENCIES)
 
 
@@ -173,7 +173,7 @@ class GaussianDominance:
         return total.reshape(len(counts), *self._offset.shape) + self._offset
 
     def charges(self, buckets: npt.NDArray[np.intp]) -> Single:
-        """What one step at these norms adds to the linear part; shape as ``exponents``."""
+        """The summands that one step at these norms adds to the linear part; as ``exponents``."""
         return self._table[buckets]
 
     def log_ratios(self, exponents: Single) -> Single:

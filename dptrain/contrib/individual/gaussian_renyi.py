@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dptrain.accounting.renyi import conversion_term
 from dptrain.core import Array
 
-# Any order gives a bound; between neighbours of this grid the best one loses under 1e-5 of ε.
+# Any order gives a bound; between neighbors of this grid the best one loses under 1e-5 of ε.
 _ORDERS = 1.0 + np.geomspace(1e-4, 1e8, 4000)
 _PAD = 1e-12  # relative rounding, always to the safe side
 _ROWS = 512
@@ -19,7 +19,7 @@ _ROWS = 512
 
 @functools.cache
 def _offsets(delta: float) -> Array:
-    """What the conversion adds at each order, rounded up (Canonne et al. 2020, Prop. 12)."""
+    """The conversion's summand at each order, rounded up (Canonne et al. 2020, Prop. 12)."""
     value = (conversion_term(_ORDERS) - math.log(delta)) / (_ORDERS - 1.0)
     return value + _PAD * np.abs(value)
 
@@ -28,9 +28,6 @@ def epsilons(delta: float, mu: npt.ArrayLike) -> Array:
     """Least ε over all orders at which R_α ≤ αμ²/2 is (ε, δ)-DP, rounded up, in the shape of μ.
 
     Never below ε of μ-GDP itself; 0 for μ = 0.
-
-    Raises:
-        ValueError: if δ is not in (0, 1).
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta}: must lie strictly between 0 and 1")

@@ -144,7 +144,7 @@ class GDPRecord(IndividualRecord):
 
     @property
     def active(self) -> Mask:
-        """Which examples have something left of their budget."""
+        """A mask of the examples that have something left of their budget."""
         return self._spent < self.budget**2
 
     def epsilons(self, delta: float) -> Array:

@@ -150,7 +150,7 @@ class OdometerRecord(GDPRecord):
         self.rounds = 1
 
     def open_round(self) -> None:
-        """Let every example spend the next increment too; see ``GDPOdometer`` for when.
+        """Permit every example to spend the next increment too; see ``GDPOdometer`` for when.
 
         Raises:
             ValueError: if all rounds are open.
@@ -217,11 +217,7 @@ class OdometerRecord(GDPRecord):
 
 
 def _positive(name: str, values: Any) -> tuple[float, ...]:
-    """A tuple of positive finite numbers, at least one.
-
-    Raises:
-        TypeError, ValueError: naming the argument and the value.
-    """
+    """A tuple of positive finite numbers, at least one."""
     found = checks.numbers(name, values)
     if not found:
         raise ValueError(f"{name}=(): at least one round")

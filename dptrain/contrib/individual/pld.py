@@ -91,7 +91,7 @@ class PLDFilter(SampledFilter):
         return FLOOR_SHARE * self.target_delta if self.floor is None else self.floor
 
     def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
-        """How many steps of the full norm are dominated by B-GDP; an estimate as all of this.
+        """Number of steps of the full norm that B-GDP dominates; an estimate, as all of this is.
 
         Raises:
             ValueError: as ``check``.
@@ -138,7 +138,7 @@ def _dominated_steps(probability: float, sigma: float, mu: float, floor: float) 
         counts = np.array([[0, n] for n in steps], dtype=np.int64)
         return list(accountant.gaussian_mu(counts, floor=floor))
 
-    # Newton's method: each guess is tried with its neighbour.
+    # Newton's method: each guess is tried with its neighbor.
     low, high, guess = 0, _MOST_STEPS, _limit_steps(probability, sigma, mu)
     while high - low > 1:
         trial = sorted({min(max(math.floor(guess) + k, low + 1), high - 1) for k in (0, 1)})

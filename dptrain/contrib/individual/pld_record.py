@@ -1,6 +1,6 @@
 """Spending records of the individual PLD filter: counts of norms, and credits of steps.
 
-How many more steps the budgets of many examples surely allow.
+A credit is the number of further steps that an example's budget surely allows.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _SHORT = 0.02  # share of the steps so far below which a credit for the bound it
 
 
 class PLDRecord(SampledRecord):
-    """What every example has spent, as the μ of a Gaussian; budget B.
+    """A record of every example's spending, as the μ of a Gaussian; budget B.
 
     Args:
         size: N.
@@ -181,11 +181,7 @@ class PLDRecord(SampledRecord):
 
 
 class UnsampledPLDRecord(PLDRecord):
-    """Full batches: the Gaussian composes exactly, Σ r² ≤ B²σ².
-
-    Args:
-        noise_multiplier: σ.
-    """
+    """Full batches: the Gaussian composes exactly, Σ r² ≤ B²σ²."""
 
     def __init__(self, *, noise_multiplier: float, **common: Any) -> None:
         super().__init__(**common)

@@ -1,4 +1,4 @@
-"""What every example has spent, as a value and a file: on request only, never for release.
+"""The spending of every example, as a value and a file: on request only, never for release.
 
 The CSV of an individual report: warning, head as JSON, one line an example.
 """
@@ -61,11 +61,7 @@ def write_report(report: IndividualReport, path: pathlib.Path) -> None:
 
 
 def read_report(path: pathlib.Path) -> dict[str, Any]:
-    """The fields of the report that ``write_report`` wrote.
-
-    Raises:
-        ValueError: if it is no such file, or a line is missing or damaged.
-    """
+    """The fields of the report that ``write_report`` wrote."""
     if not path.is_file():
         raise ValueError(f"path={path}: there is no such file")
     try:
@@ -117,7 +113,7 @@ _QUANTILES = {0.0: "least", 0.05: "5 %", 0.25: "25 %", 0.5: "median", 0.75: "75 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class IndividualReport:
-    """What each example has spent of its budget: private data, for the trainer's eyes.
+    """Each example's spending of its budget: private data, for the trainer's eyes.
 
     ``of`` makes one of a run; nothing makes one unasked. ``repr`` holds no number of an
     example, so that a value that ends in a log gives nothing away.

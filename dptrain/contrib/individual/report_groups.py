@@ -24,7 +24,7 @@ Groups = Mapping[str, npt.ArrayLike]
 
 
 class Spent(Protocol):
-    """What a table by groups needs of an individual report."""
+    """The part of an individual report that a table by groups needs."""
 
     @property
     def size(self) -> int:
@@ -33,12 +33,12 @@ class Spent(Protocol):
 
     @property
     def epsilon(self) -> Array:
-        """What each has spent, shape (N,)."""
+        """The ε that each example has spent, shape (N,)."""
         ...
 
     @property
     def active(self) -> npt.NDArray[np.bool_]:
-        """Which can still take part, shape (N,)."""
+        """True for the examples that can still take part, shape (N,)."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class GroupRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupTable:
-    """What ``IndividualReport.by_group`` returns; ``print`` it, or read its ``rows``.
+    """The result of ``IndividualReport.by_group``; ``print`` it, or read its ``rows``.
 
     Means of private numbers are private as well: not for release.
 
@@ -82,7 +82,7 @@ class GroupTable:
 
     @property
     def has_losses(self) -> bool:
-        """Whether losses were given."""
+        """True if losses were given."""
         return any(row.mean_loss is not None for row in self.rows)
 
     def to_markdown(self) -> str:
@@ -139,7 +139,7 @@ class GroupTable:
 
 
 def group_table(report: Spent, groups: Groups, losses: npt.ArrayLike | None = None) -> GroupTable:
-    """What the examples of each group have spent, and the mean of their losses."""
+    """A table of each group's spending, and of the mean of its losses."""
     if not groups:
         raise ValueError("groups={}: name at least one, for instance {'no condition': mask}")
     values = None if losses is None else _losses(losses, report.size)

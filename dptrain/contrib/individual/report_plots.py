@@ -1,7 +1,4 @@
-"""The plot of mean individual privacy and losses by group; not for release.
-
-Plots of individual privacy losses, each marked as not for release. They need matplotlib.
-"""
+"""Plots of individual privacy losses, each marked as not for release; they need matplotlib."""
 
 from __future__ import annotations
 
@@ -141,7 +138,7 @@ def _edges(drawn: Array, bound: float | None, bins: int) -> tuple[Array, bool]:
 
 
 def _undrawn(array: Array, logarithmic: bool) -> str:
-    """How many examples the histogram leaves out."""
+    """The number of examples that the histogram omits, in words."""
     infinite, zero = int(np.isinf(array).sum()), int((array == 0).sum())
     parts = [f"{infinite:,} with ε = ∞"] if infinite else []
     if zero and logarithmic:
@@ -182,11 +179,7 @@ def private_figure(panels: int) -> tuple[Any, Any]:
 
 
 def finish(figure: Any, path: str | pathlib.Path, *, legend: Any) -> None:
-    """Legend below the data, the mark above; the file is readable by its owner only.
-
-    Raises:
-        ValueError: if ``path`` is no image file's.
-    """
+    """Legend below the data, the mark above; the file is readable by its owner only."""
     path = pathlib.Path(path)
     if not path.suffix or path.is_dir():
         raise ValueError(f"path={path}: name an image file, with a suffix such as .png")

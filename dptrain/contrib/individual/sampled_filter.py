@@ -1,4 +1,4 @@
-"""What individual filters of Poisson-sampled batches share."""
+"""The base of individual filters of Poisson-sampled batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ class SampledFilter(IndividualFilter, ABC):
             that between draws. ``None``: charge R between draws, which for a small q is most of the
             time. The first pays for what is released and lets small gradients take part longer, at
             the price of a bias where gradients grow by more than g between draws.
-
-    Raises:
-        ValueError, TypeError: if a value is out of range or of another type.
     """
 
     personal_clipping: float | None = None
@@ -50,11 +47,7 @@ class SampledFilter(IndividualFilter, ABC):
         checked_sigma(mechanism)
 
     def _check_first_step(self, mechanism: MatrixMechanism) -> None:
-        """Refuse what would leave everybody out from the first step on.
-
-        Raises:
-            ValueError: with the remedy.
-        """
+        """Refuse what would leave everybody out from the first step on."""
         rate, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
         before_the_norm = rate < 1 or self.personal_clipping is not None
         if before_the_norm and self.full_norm_steps(mechanism) == 0:

@@ -59,7 +59,7 @@ class SampledRecord(IndividualRecord):
 
     @abstractmethod
     def _affordable(self, which: Which, buckets: Buckets) -> Mask:
-        """Whether one more step with norms in these buckets fits each budget; changes nothing.
+        """True where one more step with norms in these buckets fits the budget; changes nothing.
 
         Args:
             which: m examples.
@@ -113,7 +113,7 @@ class SampledRecord(IndividualRecord):
 
     @property
     def active(self) -> Mask:
-        """Which examples can take part in the next step, at least with a small gradient."""
+        """True for examples that can take part in the next step, at least with a small gradient."""
         return self._alive & self._affordable(EVERYBODY, np.minimum(self._bounds, 1))
 
     @override

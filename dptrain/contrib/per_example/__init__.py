@@ -1,4 +1,4 @@
-"""What single examples have spent, from their gradient norms."""
+"""The spending of single examples, from their gradient norms."""
 
 from dptrain.contrib.per_example.loss_transform import TiltedLosses
 from dptrain.contrib.per_example.norm_grid import NormGrid

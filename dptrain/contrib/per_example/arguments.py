@@ -1,4 +1,4 @@
-"""What the individual accountants are given, checked: a sampled step, counts of norms, δ."""
+"""Checked arguments of the individual accountants: a sampled step, counts of norms, δ."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ Counts = npt.NDArray[np.integer]
 
 
 def check_step(probability: float, noise_multiplier: float) -> None:
-    """Refuse a Poisson rate q or a noise σ that is none.
-
-    Raises:
-        TypeError: if one is no number.
-        ValueError: naming the value.
-    """
+    """Refuse a Poisson rate q or a noise σ that is none."""
     checks.probability("probability", probability)
     checks.number("noise_multiplier", noise_multiplier, above=0)
 
 
 def checked_counts(counts: npt.ArrayLike, grid: NormGrid) -> Counts:
-    """How often each value of the grid occurred, as whole numbers, shape (N, grid).
-
-    Raises:
-        TypeError: if they are not of an integer type.
-        ValueError: if they are of another shape or negative.
-    """
+    """The number of times each value of the grid occurred, as whole numbers, shape (N, grid)."""
     array = np.asarray(counts)
     wanted = len(grid.values)
     if array.ndim != 2 or array.shape[1] != wanted:
@@ -47,11 +37,7 @@ def checked_counts(counts: npt.ArrayLike, grid: NormGrid) -> Counts:
 
 
 def checked_deltas(delta: npt.ArrayLike, examples: int) -> Array:
-    """δ for every example.
-
-    Raises:
-        ValueError: if it is neither one number nor one for each example, or not in (0, 1).
-    """
+    """δ in (0, 1) for every example, from one number or one for each."""
     wanted = one_each("delta", delta, examples)
     if not np.all((wanted > 0) & (wanted < 1)):
         raise ValueError("delta: must lie in (0, 1), e.g. 1e-5")
@@ -59,11 +45,7 @@ def checked_deltas(delta: npt.ArrayLike, examples: int) -> Array:
 
 
 def one_each(name: str, value: npt.ArrayLike, examples: int) -> Array:
-    """``value`` for every example.
-
-    Raises:
-        ValueError: if it is neither one number nor one for each example.
-    """
+    """``value`` for every example, from one number or one for each."""
     array = np.asarray(value, float)
     if array.shape not in ((), (examples,)):
         raise ValueError(

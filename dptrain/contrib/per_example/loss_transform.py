@@ -73,7 +73,7 @@ class TiltedLosses:
         return [slice(at, at + _ROWS) for at in range(0, self.shifts.size, _ROWS)]
 
     def _ends(self, shifts: Array) -> tuple[Array, Array]:
-        """Where x is cut, each (J, 1).
+        """The points at which x is cut, each (J, 1).
 
         The slope of power·log dP/dQ lies between 0 and power·a, so the tilted density falls at
         least as fast as a normal one beyond 0 on one side and beyond power·a on the other: at most
@@ -139,7 +139,7 @@ class TiltedLosses:
         return np.log(size) + 1j * np.angle(result), errors
 
     def _fine(self, rows: slice, nodes: int, step: float, count: int) -> bool:
-        """Whether so many nodes may do.
+        """True if so many nodes may do.
 
         From one frequency to the next the phase between neighboring nodes must grow by little:
         then it cannot pass π, which the even and the odd nodes show, unseen.

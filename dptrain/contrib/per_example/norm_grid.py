@@ -55,7 +55,7 @@ class NormGrid:
         return np.searchsorted(self.values, wanted, side="left")
 
     def counts(self, ratios: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-        """How often each grid value occurs, norms rounded up: shape (examples, len(values)).
+        """Number of times that each grid value occurs, norms rounded up: (examples, len(values)).
 
         Args:
             ratios: norm ratios in [0, 1] of every example at every step, shape (examples, steps).

@@ -1,4 +1,4 @@
-"""Which tilt, period and smoothing suit a sum of sampled Gaussian losses, from its moments."""
+"""The tilt, period and smoothing for a sum of sampled Gaussian losses, from its moments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALIAS = -11.0
 
 @dataclasses.dataclass(frozen=True)
 class TiltPlan:
-    """What suits each of n totals. Only ``chernoff`` and ``log_moment`` need to be right.
+    """Settings for each of n totals. Only ``chernoff`` and ``log_moment`` need to be right.
 
     Args:
         tilt: index into ``TILTS``.

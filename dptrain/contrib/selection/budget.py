@@ -61,7 +61,7 @@ class BudgetFilter:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """What was charged so far, in order."""
+        """The charges so far, in order."""
         return tuple(self._charges)
 
     @property
@@ -112,7 +112,7 @@ class BudgetFilter:
         return Charge(mu=mu, slack=slack)
 
     def fits(self, charge: Charge) -> bool:
-        """Whether the sums stay within the budget with one more charge; exactly."""
+        """True if the sums stay within the budget with one more charge; exactly."""
         return self._square + fractions.Fraction(charge.mu) ** 2 <= fractions.Fraction(
             self.mu
         ) ** 2 and self._sum + fractions.Fraction(charge.slack) <= fractions.Fraction(self.slack)

@@ -1,4 +1,4 @@
-"""What a release is charged: a Gaussian's μ, and how far its curve may lie above that curve."""
+"""The charge for a release: a Gaussian's μ, and how far its curve may lie above that curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the choice among several runs on the same data costs, as one statement."""
+"""The privacy cost of a choice among several runs on the same data, as one statement."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ChoicePrivacy:
 
     @property
     def condition(self) -> str:
-        """What has to hold of the search for the statement to be true."""
+        """The condition on the search under which the statement is true."""
         return PLANNED if self.trials is None else _SECRET
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,5 +176,5 @@ def _least(reached: Callable[[float], bool]) -> float:
 
 
 def weakest_kind(runs: Sequence[TradeOff]) -> Kind:
-    """How a statement about all of these runs is shown: a bound, or as the weakest of them was."""
+    """The kind of a statement about all of these runs: a bound, or that of the weakest run."""
     return max((Kind.UPPER_BOUND, *(run.kind for run in runs)), key=WEAKEST.index)

@@ -1,4 +1,4 @@
-"""What is known of one run: its profile at every real ε, and a pair of laws that dominates it."""
+"""A model of one run: its profile at every real ε, and a pair of laws that dominates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many runs a random search makes: distributions that hide the number.
+"""The number of runs of a random search: distributions that hide it.
 
 (docs/theory/selection.md#thm-selection; Papernot & Steinke 2022, Definition 1, arXiv 2110.03620.)
 """
