@@ -55,7 +55,7 @@ class MatrixMechanism:
 
     @property
     def steps(self) -> int:
-        """Number n of optimiser steps."""
+        """Number n of optimizer steps."""
         return self.scheme.steps
 
     @property
@@ -139,7 +139,7 @@ class MatrixMechanism:
 
     @property
     def adjacency(self) -> Adjacency:
-        """What its guarantees are about: add-or-remove where N is private, else zero-out."""
+        """The adjacency of its guarantees: add-or-remove where N is private, else zero-out."""
         private = self.scheme.nominal_size is not None
         return Adjacency.ADD_REMOVE if private else Adjacency.ZERO_OUT
 
