@@ -122,7 +122,6 @@ def read_folder(
 
     Args:
         folder: that all ranks see.
-        holder: of the run that goes on.
         check: is given the part that is not in tensors; raises where that is of another run.
     """
     import torch.distributed.checkpoint as dcp

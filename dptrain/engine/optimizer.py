@@ -58,14 +58,6 @@ class PrivateOptimizer(DPOptimizer):
     (docs/theory/clipping.md#thm-loss-scale).
 
     Args:
-        request: of the run, with the user's optimizer.
-        mechanism: of the run.
-        noise: rows of correlated noise, one a logical step.
-        attached: gives the clipped sums.
-        loader: gives the batches; it is told of every one that was used.
-        ledger: of released steps.
-        ranks: the processes of the run.
-        shards: what they divide among them, if anything.
         watch: begun by the loader with every batch.
         at_boundary: called after every completed logical step with the number of steps so far.
         individual: what every example has spent, where an individual filter runs.
@@ -73,7 +65,6 @@ class PrivateOptimizer(DPOptimizer):
     Attributes:
         max_grad_norm: R; may be changed between steps (a public schedule), the noise follows it. A
             step under way keeps the R, and the scales, that its first microbatch was clipped with.
-        steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of ``step`` completed a logical step.
         rounding: what the grid of the release costs.
         unreached: warns of parameters that no call reaches, on one of the ranks.
@@ -553,7 +544,6 @@ class SharedStep:
         instead, and ``p.summed_grad`` is ``None``.
 
         Args:
-            optimizer: this rank's.
             parts: number of microbatches that it has added up.
             bound: R that they were clipped to.
             missing: parameters without a gradient on this rank, if they are to be reported.

@@ -34,8 +34,6 @@ class Shards:
     no secret that ranks keep from one another.
 
     Args:
-        ranks: the processes of the run, several.
-        parameters: that are trained, as the noise is for them.
         optimizer: the user's, where it steps on slices; else ``None``.
 
     Attributes:
@@ -247,8 +245,6 @@ def module_state(
     """The module's part of a checkpoint: copies of whole tensors, on the CPU where it is divided.
 
     Args:
-        module: the user's.
-        shards: of the run.
         ranks: of the run, all of which have to ask where the module is divided.
         share: what this rank has of it alone, with ``MODULE_PIECES``; what no rank has a part of
             is in the share of the first, and nothing in those of ranks that have what others have.

@@ -62,12 +62,9 @@ class SlicedOptimizer:
 
     Args:
         optimizer: works entry by entry (``whole_because``).
-        parameters: that are trained.
         pieces: for each, the first entry and one past the last.
 
     Attributes:
-        optimizer: the user's.
-        pieces: as given.
         parameters: the pieces as parameters, of the shape of the whole where they are that. Empty
             ones never have a gradient, which every optimizer passes over.
     """

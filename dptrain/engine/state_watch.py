@@ -57,7 +57,6 @@ class StateWatch:
     Once a change was found the watch stays at its refusal: the module holds what it should not.
 
     Args:
-        module: the user's, as it is trained.
         public: patterns (as in ``fnmatch``) of the names of buffers and attributes that may
             change; see ``Gradients``.
         own: attributes that training puts there.

@@ -45,7 +45,6 @@ class Boundary:
     were when its first batch was handed out: an evaluation before may have used them.
 
     Args:
-        mechanism: of the run.
         noise: its stream, by whose seed a run that goes on from a checkpoint is known.
         first: whether this process speaks for all ranks.
     """

@@ -81,11 +81,7 @@ def wired(
     """The run, put together; the user's module is changed last, when little can still be refused.
 
     Args:
-        request: what the run is asked to be.
-        mechanism: with its noise.
         target: the guarantee that the noise was calibrated to, if it was.
-        accountant: the engine's.
-        ranks: the processes of the run.
         ledger: file that records released steps.
         seeds: of the sampling and of the noise.
         undo: closed, it leaves the user's module as it was, if there comes to be no run.

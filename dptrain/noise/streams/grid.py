@@ -58,7 +58,6 @@ def error_of_sums(terms: int, factors: float, deviation: float) -> float:
     """An upper bound on the error of a sum of ``terms`` products in float64.
 
     Args:
-        terms: number of products.
         factors: sum of the factors' absolute values.
         deviation: of what they are multiplied by, none of which is beyond ``DEVIATIONS`` of it.
     """

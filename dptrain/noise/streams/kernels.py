@@ -58,7 +58,6 @@ def put_on_grid(values: torch.Tensor, noise: torch.Tensor, grid: float) -> None:
     Args:
         values: float32 or float64, shape (len,).
         noise: float64, shape (len,): whole numbers.
-        grid: h.
     """
     supported = values.dtype in (torch.float32, torch.float64) and values.is_contiguous()
     if values.device.type == "cpu" and supported:

@@ -60,7 +60,6 @@ def round_randomly(
         values: float32, shape (len,), the entries of ``block``.
         out: bfloat16, shape (len,), not overlapping ``values``.
         seed: 0 ≤ seed < 2^128.
-        step: t.
         index: which of the rows of this step's state.
         block: the place of the entries in their row, so that a slice rounds as the whole row does.
     """

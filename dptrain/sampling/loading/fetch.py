@@ -39,8 +39,6 @@ class FetchedBatches(Dataset[tuple[MicroBatch, Any]]):
     example is left in the tensors.
 
     Args:
-        dataset: map-style.
-        collate_fn: makes a batch of a list of samples.
         check: whether these keep the examples apart is tried on a few batches, in each worker.
     """
 

@@ -71,8 +71,6 @@ def split(
     ``physical_batch_size`` all parts of all steps have the same number of rows.
 
     Args:
-        step: logical step.
-        indices: the logical batch.
         max_physical_batch_size: most rows of a part; they are as few as that allows.
         microbatches: how many there are instead.
         physical_batch_size: rows that the logical batch is padded to, at least ``len(indices)``.
@@ -125,7 +123,6 @@ def split_units(
     the same number of rows, of which padding has its own records.
 
     Args:
-        step: logical step.
         rows: the logical batch, unit by unit.
         sizes: rows of each unit, at least 1 and at most ``group_size``.
         max_physical_batch_size: most rows of a part, at least ``group_size``.

@@ -1,7 +1,4 @@
-"""The planned batches of a run, how many of them are done, and where a saved run stands.
-
-A saved position is good for one scheme and one data set only.
-"""
+"""The planned batches of a run, how many of them are done, and where a saved run stands."""
 
 from __future__ import annotations
 
@@ -107,9 +104,6 @@ def check_state(
     """Refuse the state of another scheme or data set; cheap checks come first.
 
     Args:
-        state: what a loader's ``state_dict`` gave.
-        scheme: of this loader.
-        dataset_size: of this loader's data set.
         known_by: computes the fingerprint of this loader's data set.
     """
     if not isinstance(state, Mapping):

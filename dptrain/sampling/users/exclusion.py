@@ -49,7 +49,6 @@ class RecentUsers:
     Args:
         graph: with its edges.
         min_sep: b.
-        exclusion: who touches.
         start: the first step, which sees no earlier one; it may be negative.
 
     Attributes:

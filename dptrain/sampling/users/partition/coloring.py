@@ -95,7 +95,6 @@ def colored(
         by_user, of_user: the examples of every user.
         part: of every example, -1 for who is dropped.
         parts: their number.
-        spread: number of colors.
         most: ≥ 1.
         compiled: whether by numba; ``None``: where it is installed and there is enough to do. The
             result is the same.
