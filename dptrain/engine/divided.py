@@ -394,7 +394,7 @@ def _totals(numbers: Iterable[tuple[str, torch.Tensor, int]], ranks: Ranks) -> l
 
 
 def _as_bytes(value: Mapping[str, Any]) -> torch.Tensor:
-    """As ``torch.save`` writes it: DCP would read what is no tensor by pickle, unrestricted."""
+    """The bytes of ``torch.save``: DCP would read what is no tensor by pickle, unrestricted."""
     file = io.BytesIO()
     torch.save(on_cpu(value), file)
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)

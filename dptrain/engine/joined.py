@@ -64,7 +64,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), "parts": self.parts, "_built": True}
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Every part steps once.
+        """Step every part once.
 
         Args:
             closure: evaluates the loss again, once, before the first of them.

@@ -488,7 +488,7 @@ class PrivateOptimizer(DPOptimizer):
 
 def _of_the_wrapped(name: str) -> Callable[..., RemovableHandle]:
     def register(self: PrivateOptimizer, *hook: Any, **options: Any) -> RemovableHandle:
-        """On the wrapped optimizer: its steps are noisy updates, one a logical step."""
+        """Register on the wrapped optimizer: its steps are noisy updates, one a logical step."""
         handle: RemovableHandle = getattr(self.original_optimizer, name)(*hook, **options)
         return handle
 

@@ -237,12 +237,12 @@ class NoiseOptions(JsonValue, family="noise options"):
             object.__setattr__(self, "folder", folder)
 
     def to_dict(self) -> dict[str, Any]:
-        """As for every value, with the dtype by its name."""
+        """Plain values, as of every value, with the dtype by its name."""
         return {**super().to_dict(), "dtype": str(self.dtype)}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Self:
-        """As for every value, with the dtype by its name.
+        """Build the value, as every value, with the dtype by its name.
 
         Raises:
             ValueError: if the dtype, the type or a field is unknown, or out of range.
@@ -302,7 +302,7 @@ class Reduction(str):
         return made
 
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, str | None]]:
-        """For copies."""
+        """Arguments from which a copy is made."""
         return (str(self),), {"unseen": self.unseen}
 
 

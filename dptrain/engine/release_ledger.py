@@ -289,7 +289,7 @@ def _line(entry: dict[str, object]) -> bytes:
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
-    """Until it is on the disk."""
+    """Write the data and wait until they are on the disk."""
     file.write(data)
     file.flush()
     os.fsync(file.fileno())

@@ -116,7 +116,7 @@ def _digest(state: Any) -> str:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """All that decides a value, however it travelled: tensors by their bits, on any device."""
+    """All that decides a value, however it traveled: tensors by their bits, on any device."""
     if isinstance(value, torch.Tensor):
         yield f"tensor {value.dtype} {tuple(value.shape)} {checksum(parts_of(value))}".encode()
     elif isinstance(value, np.ndarray | np.generic):

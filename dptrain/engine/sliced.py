@@ -185,7 +185,7 @@ class SlicedOptimizer:
         return cut_state(states, wanted)
 
     def _places(self, single: torch.optim.Optimizer) -> dict[int, tuple[int, int]]:
-        """By the index that a state has it under, the place of each piece in the groups."""
+        """The place of each piece in the groups, by the index that a state has it under."""
         return {
             index: self._place[piece]
             for index, piece in enumerate(all_of(single))

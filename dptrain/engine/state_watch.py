@@ -414,7 +414,7 @@ def _same(before: _Entry, after: _Entry) -> bool:
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Of as many bytes; in words, which takes an eighth of the time."""
+    """True if two rows of as many bytes are equal; in words, which takes an eighth of the time."""
     whole = len(first) // 8 * 8
     words = (part[:whole].view(torch.int64) for part in (first, second))
     return torch.equal(*words) and torch.equal(first[whole:], second[whole:])

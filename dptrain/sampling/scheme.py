@@ -123,7 +123,7 @@ class Scheme(JsonValue, ABC, family="scheme", joined_by="dptrain.sampling.users"
 
     @classmethod
     def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
-        """With which settings ``dptrain plan`` tries the scheme; with none unless it says so.
+        """The settings with which ``dptrain plan`` tries the scheme; none unless it says so.
 
         Each holds arguments of ``for_batch_size`` beyond those that every run has (the batch size,
         N, n or epochs, a graph): ``[{}]`` where there are none to choose.

@@ -122,7 +122,7 @@ class DenseWorkload(Workload):
 
     @property
     def is_toeplitz(self) -> bool:
-        """No, whatever the entries: the matrix is for one n only."""
+        """False, whatever the entries: the matrix is for one n only."""
         return False
 
     def check(self, steps: int) -> None:

@@ -188,7 +188,7 @@ class MinSepAnyMatrix(SimulatedAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Not needed where the exact loss is known, and slow elsewhere."""
+        """The reason to ask by name: not needed where the exact loss is known, slow elsewhere."""
         if min_sep_refusal(mechanism) is None:
             return "the exact loss of this pair is known; this bound on it is never better"
         return (

@@ -46,7 +46,7 @@ class SubsetLosses(Simulation):
 
     @classmethod
     def of(cls, mechanism: MatrixMechanism) -> SubsetLosses:
-        """Those of a mechanism that ``picks_refusal`` does not refuse."""
+        """The losses of a mechanism that ``picks_refusal`` does not refuse."""
         scheme = mechanism.scheme
         assert isinstance(scheme, RandomAllocation)
         norm = float(mechanism.strategy.column_norms(scheme.steps).max())
@@ -82,7 +82,7 @@ class SubsetLosses(Simulation):
         return {"law": "random-allocation", **dataclasses.asdict(self)}
 
     def rows(self, size: int) -> list[slice]:
-        """So many samples in blocks whose normals fit a cache."""
+        """Blocks of so many samples whose normals fit a cache."""
         step = max(16, _BLOCK_BYTES // (8 * self.work))
         return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 

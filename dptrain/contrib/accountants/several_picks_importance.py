@@ -65,7 +65,7 @@ class AllocationImportance(SimulatedAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only: the bound by blocks needs no samples, and is mostly as tight."""
+        """The reason to ask by name: the bound by blocks needs no samples, mostly as tight."""
         return (
             "'allocation-pld' needs no samples and is as tight where an example takes part in few "
             "of the steps; ask for it by name"
@@ -76,5 +76,5 @@ class AllocationImportance(SimulatedAccountant):
         return cost_of_samples(mechanism)
 
     def law(self, mechanism: MatrixMechanism) -> SimulatedLaw:
-        """Those of 'allocation-pld'."""
+        """The law of 'allocation-pld'."""
         return _PicksLaw(mechanism)

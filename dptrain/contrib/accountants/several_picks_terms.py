@@ -41,7 +41,7 @@ class RoundedTilt(NamedTuple):
 
     @classmethod
     def of(cls, ratio: float, log_cap: float, rate: float) -> RoundedTilt:
-        """For κ, log τ and λ."""
+        """The tilt for κ, log τ and λ."""
         count = math.ceil((log_cap - _BOTTOM) / _WIDTH)
         logs = log_cap - _WIDTH * np.arange(count, -1.0, -1.0)
         places = logs / ratio + ratio / 2.0

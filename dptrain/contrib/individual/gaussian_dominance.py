@@ -153,7 +153,7 @@ class GaussianDominance:
         self.leading = self._of(order[ratios[order] >= ratios.max() - _NEAR])
 
     def _of(self, levels: npt.NDArray[np.intp]) -> GaussianDominance:
-        """Only at some ε and directions."""
+        """The same test at some ε and directions only."""
         part = copy.copy(self)
         part._table = np.ascontiguousarray(self._table[:, levels])
         part._offset, part._sums = self._offset[levels], self._sums[levels]
@@ -189,12 +189,12 @@ class GaussianDominance:
 
     @staticmethod
     def slopes(charges: Single) -> Single:
-        """By how much one more step raises log δ_x at most, roughly: its cumulant."""
+        """The most that one more step raises log δ_x, roughly: its cumulant."""
         return charges[..., 0]
 
 
 def _smoothed(level: _Level, reference: float) -> _Level:
-    """With as little smoothing as needs few frequencies."""
+    """The level with as little smoothing as needs few frequencies."""
     for times in _SMOOTHERS:
         trial = dataclasses.replace(level, smoothing=times * level.smoothing)
         if _edges(trial, reference)[0] <= _ENOUGH:
@@ -237,7 +237,7 @@ def _tail(level: _Level, kept: int) -> tuple[Array, Array, Array]:
 
 
 def _log_beyond(level: _Level) -> float:
-    """Of what lies beyond all blocks: τω ≥ 5 is the decay of the smoothing alone."""
+    """The log of what lies beyond all blocks: τω ≥ 5 is the decay of the smoothing alone."""
     end, smoothing = level.step * level.last, level.smoothing
     least = min(1.0 / end, 1.0 / (smoothing**2 * end**3))
     return -0.5 * (smoothing * end) ** 2 + math.log(least / math.pi)

@@ -126,7 +126,7 @@ class GDPOdometer(GDPFilter):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As for every value, without the ε that follows from the increments."""
+        """Plain values, as of every value, without the ε that follows from the increments."""
         value = super().to_dict()
         del value["target_epsilon"]
         return value

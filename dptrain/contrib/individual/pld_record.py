@@ -159,7 +159,7 @@ class PLDRecord(SampledRecord):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Also refuse another budget; see ``IndividualRecord.check_state``."""
+        """Refuse another budget too; see ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         budget = state["spending"]["budget"]
         # Another machine's logarithms may make another last digit of B.
@@ -264,7 +264,7 @@ class SampledPLDRecord(PLDRecord):
         return np.where(self._alive, np.minimum(found, self.budget), self.budget)
 
     def _credits(self, rows: Buckets, buckets: Buckets) -> Buckets:
-        """So many more steps with norms in these buckets above 0 fit, shape of ``rows``."""
+        """The steps with norms in these buckets above 0 that still fit, shape of ``rows``."""
         if self._test is None:
             self._test = GaussianDominance(
                 probability=self._probability,

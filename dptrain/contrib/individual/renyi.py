@@ -201,7 +201,7 @@ class RenyiRecord(SampledRecord):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Also refuse what was spent at another order; see ``IndividualRecord.check_state``."""
+        """Refuse what was spent at another order too; see ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         order, spent = state["spending"]["order"], state["spending"]["spent"]
         if order != self.order:

@@ -234,7 +234,7 @@ def plot_groups(
 def _panels(
     tables: Mapping[Label, GroupTable], losses: Mapping[str, Mapping[Label, Mapping[str, float]]]
 ) -> dict[str, dict[Label, dict[str, float]]]:
-    """By title, key and group, what is drawn; mean ε comes last."""
+    """The numbers to draw, by title, key and group; mean ε comes last."""
     if not tables:
         raise ValueError("tables={}: there is nothing to draw")
     groups = [row.group for row in next(iter(tables.values())).rows]

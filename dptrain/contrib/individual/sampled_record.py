@@ -21,7 +21,7 @@ EVERYBODY = slice(None)
 
 
 class SampledRecord(IndividualRecord):
-    """At every step each example that is still there is charged, drawn or not.
+    """A record that charges each example that is still there at every step, drawn or not.
 
     That it is not drawn is hidden, but a filter that charged only for what was drawn would let
     undrawn examples wait for free, and its bound would be wrong
@@ -87,7 +87,7 @@ class SampledRecord(IndividualRecord):
         return f"is clipped to {self._factor:g} times its norm at its last draw"
 
     def _clipped(self, indices: Indices, ratios: Array) -> Buckets:
-        """Of the norms that these examples release, clipped to their bounds."""
+        """The buckets of the norms that these examples release, clipped to their bounds."""
         return np.minimum(self.grid.bucket(ratios), self._bounds[indices])
 
     def _shares(self, indices: Indices, ratios: Array) -> Array:

@@ -52,12 +52,12 @@ class TiltPlan:
     chernoff: Array
 
     def of(self, rows: npt.NDArray[np.intp]) -> TiltPlan:
-        """Of some of the totals."""
+        """The plan of some of the totals."""
         return TiltPlan(*[getattr(self, field.name)[rows] for field in dataclasses.fields(self)])
 
     @classmethod
     def joined(cls, parts: list[TiltPlan]) -> TiltPlan:
-        """Of all totals, from some at a time."""
+        """The plan of all totals, from some at a time."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
@@ -97,7 +97,7 @@ class TiltPlanner:
         self, counts: Array, *, epsilon: Array | None = None, log_delta: Array | None = None,
         guess: Array | None = None,
     ) -> TiltPlan:  # fmt: skip
-        """For targets ε or log δ, and an idea of the other, each of shape (n,).
+        """The plan for targets ε or log δ, and an idea of the other, each of shape (n,).
 
         Args:
             counts: of every norm, shape (n, J).

@@ -88,7 +88,7 @@ def _shift(bits: int, scale: float) -> int:
 
 
 def _loops(words: Any, out: Any, pairs: int, deviation: float, shift: int) -> None:
-    """As ``_plain``, entry by entry: what is compiled."""
+    """Compute the same as ``_plain``, entry by entry: what is compiled."""
     second = len(out) - pairs
     halves, numbers, mantissas = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
     number_bits, mantissa_bits = numbers.view(np.int64), mantissas.view(np.int64)
@@ -159,7 +159,7 @@ def _loops(words: Any, out: Any, pairs: int, deviation: float, shift: int) -> No
 def _plain(
     words: npt.NDArray[np.int64], out: Array, pairs: int, deviation: float, shift: int
 ) -> None:
-    """As the class says, by numpy: the operations of ``_loops`` in the same order."""
+    """Compute the numbers by numpy: the operations of ``_loops`` in the same order."""
     second = len(out) - pairs
     for start in range(0, pairs, _TILE):
         stop = min(start + _TILE, pairs)
@@ -204,7 +204,7 @@ def _horner(s: Array, leading: float, *others: float) -> Array:
 def rounded_normals_of_tensors(
     words: torch.Tensor, out: torch.Tensor, *, bits: int, scale: float
 ) -> None:
-    """As ``rounded_normals``, by torch's functions: on a GPU.
+    """Compute ``rounded_normals`` by torch's functions: on a GPU.
 
     The logarithm and the waves are the device's, so that the last bits depend on its model. CUDA
     documents errors of at most 2 units in the last place for them in float64.

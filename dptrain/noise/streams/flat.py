@@ -279,7 +279,7 @@ class FlatStream(NoiseStream):
         ]
 
     def release(self, sums: Sequence[torch.Tensor | None], deviation: float) -> list[torch.Tensor]:
-        """As for every stream, in place where a sum is contiguous."""
+        """The release of every stream, in place where a sum is contiguous."""
         sizes = [high - low for low, high in self._pieces]
         if [None if total is None else total.numel() for total in sums] != [
             None if total is None else size for total, size in zip(sums, sizes, strict=True)

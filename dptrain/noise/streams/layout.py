@@ -133,7 +133,7 @@ class Shard:
         return ranges
 
     def spans(self, layout: Layout) -> list[list[tuple[int, int]]]:
-        """Of each flat row the runs of entries that this shard owns, ascending: one, or none."""
+        """The runs of entries of each flat row that this shard owns, ascending: one, or none."""
         return [[span] if span[0] < span[1] else [] for span in self.ranges(layout)]
 
     def pieces(self, layout: Layout) -> list[tuple[int, int]]:
@@ -175,7 +175,7 @@ class Pieces:
         return cls(each)
 
     def spans(self, layout: Layout) -> list[list[tuple[int, int]]]:
-        """Of each flat row the runs of entries that these pieces are, ascending."""
+        """The runs of entries of each flat row that these pieces are, ascending."""
         found: list[list[tuple[int, int]]] = [[] for _ in layout.sizes]
         for (low, high), (group, offset) in zip(self.each, layout.places, strict=True):
             if low < high:

@@ -80,7 +80,7 @@ class RegenerationStream(FlatStream):
 
     @property
     def rounding_error(self) -> float:
-        """As for a stored convolution."""
+        """The bound of a stored convolution."""
         assert isinstance(self.strategy, (Toeplitz, LowerTriangular))
         return error_of_convolution(self.strategy, self.steps, self._bits)
 

@@ -368,7 +368,7 @@ class PrivateLoader:
 
     @functools.cached_property
     def data_fingerprint(self) -> str:
-        """By which the data set is recognized; private data."""
+        """The fingerprint by which the data set is recognized; private data."""
         return fingerprint(self.dataset)
 
     def state_dict(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class AnySizeScheme(ExchangeableScheme, ABC):
         return self.dataset_size if self.nominal_size is None else self.nominal_size
 
     def published(self) -> dict[str, Any]:
-        """Without N where a nominal size stands for it."""
+        """The scheme's fields, without N where a nominal size stands for it."""
         value = self.to_dict()
         if self.nominal_size is not None:
             del value["dataset_size"]

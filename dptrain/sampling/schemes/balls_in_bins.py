@@ -67,7 +67,7 @@ class BallsInBins(ExchangeableScheme):
 
     @classmethod
     def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
-        """As many bins as an epoch has steps."""
+        """One scheme, with as many bins as an epoch has steps."""
         return {
             "": cls.for_batch_size(
                 batch_size=run.batch_size, dataset_size=run.dataset_size, steps=run.steps
@@ -76,7 +76,7 @@ class BallsInBins(ExchangeableScheme):
 
     @classmethod
     def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
-        """For every strategy."""
+        """One proposal for every strategy, without settings."""
         return [{}]
 
     @property

@@ -140,7 +140,7 @@ class CyclicPoisson(AnySizeScheme):
 
     @classmethod
     def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
-        """For bands: as many parts, with whole batches and, if a part fills one, cut ones."""
+        """For bands, as many parts, with whole batches and, if a part fills one, cut ones."""
         parts = run.separation
         if parts <= 1:
             return []

@@ -124,7 +124,7 @@ class MinSep(ExchangeableScheme):
 
     @classmethod
     def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
-        """For bands: as many steps of separation; wider ones are tried for the best of these."""
+        """For bands, as many steps of separation; wider ones are tried for the best of these."""
         return [{"min_sep": run.separation}] if run.separation > 1 else []
 
     @property
@@ -170,7 +170,7 @@ class MinSep(ExchangeableScheme):
         return drawn, self._sample_counts(rng, size)
 
     def _sample_one(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:
-        """When one example is drawn, before the cut; shape (size, steps)."""
+        """The steps in which one example is drawn, before the cut; shape (size, steps)."""
         b, p = self.min_sep, self.probability
         # An equilibrium renewal process: the first participation is at s + Geometric(p) - 1 with
         # s the residual bar, later gaps are b-1 + Geometric(p).

@@ -103,7 +103,7 @@ class Poisson(AnySizeScheme):
 
     @classmethod
     def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
-        """For independent noise, with whole batches and cut ones."""
+        """Proposals for independent noise, with whole batches and cut ones."""
         return [{}, {"max_batch_size": run.largest_batch(1)}] if run.separation == 1 else []
 
     @property

@@ -96,7 +96,7 @@ class RandomAllocation(ExchangeableScheme):
 
     @classmethod
     def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
-        """For independent noise: one pick an epoch, and as many picks of all n steps."""
+        """Proposals for independent noise: one pick an epoch, and as many picks of all n steps."""
         picks = round(run.steps / run.epoch_length)
         if run.separation != 1:
             return []

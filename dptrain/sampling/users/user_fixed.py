@@ -266,7 +266,7 @@ class UserFixed(UserScheme):
         return float(self.batch_size)
 
     def stream(self, seed: int) -> UserFixedStream:
-        """Batches in O(B̄·users per example) amortised work a step.
+        """Batches in O(B̄·users per example) amortized work a step.
 
         4 bytes an example and 8 a user; where users block most examples, those that wait take
         about 10 bytes more each, and a step that looks through all of them several times that.

@@ -21,7 +21,7 @@ def own_examples(examples: int) -> AttributionGraph:
 
 @functools.cache
 def shared_examples(examples: int) -> AttributionGraph:
-    """Every example has two users and every user four examples."""
+    """A graph in which every example has two users and every user four examples."""
     users = examples // 2
     return AttributionGraph.from_lists(
         [(e // 2 % users, (e // 2 + 1) % users) for e in range(examples)]

@@ -106,7 +106,7 @@ class Chain:
 
 
 def _softmax(x: Array) -> Array:
-    """Of all variables but the last, and a zero: positive, sum 1."""
+    """The softmax of all variables but the last, and a zero: positive, sum 1."""
     powers = np.exp(np.append(x[:-1], 0.0))
     shares: Array = powers / powers.sum()
     return shares

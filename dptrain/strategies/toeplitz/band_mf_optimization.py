@@ -153,7 +153,7 @@ class SettledError:
         return float((self._weights * w) @ w)
 
     def run_in_full(self) -> None:
-        """From now on, sum over all n steps."""
+        """Sum over all n steps from now on."""
         self._length = self._shortest = self._column.size
 
     def _settled(self, w: Array, h: Array, length: int, limits: tuple[float, float]) -> bool:

@@ -63,7 +63,7 @@ def pair_sums(x: Array) -> Array:
 
 
 def level_sums(x: Array, height: int) -> Iterator[Array]:
-    """For every level from the leaves the sums of x over its complete nodes, O(n) altogether."""
+    """The sums of x over the complete nodes of every level, from the leaves, O(n) altogether."""
     for level in range(height):
         if level:
             x = pair_sums(x)

@@ -164,7 +164,7 @@ class PerUser(UserScheme):
 
     @property
     def max_participations(self) -> int:
-        """Those of ``users``."""
+        """The participations of ``users``."""
         return self.users.max_participations
 
     @property
