@@ -15,7 +15,7 @@ from dptrain.strategies.workloads import Workload
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MomentumSGD(Workload):
-    """The update of ``torch.optim.SGD`` from the gradients it is given (no dampening, no Nesterov).
+    """The workload of ``torch.optim.SGD`` on the gradients it is given (no dampening, no Nesterov).
 
     With momentum β, learning rates η_t and weight decay λ the optimizer computes
     m_t = β m_{t-1} + x_t + λ θ_{t-1} and θ_t = θ_{t-1} - η_t m_t, which is linear in the gradients:

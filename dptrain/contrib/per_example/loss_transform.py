@@ -139,7 +139,7 @@ class TiltedLosses:
         return np.log(size) + 1j * np.angle(result), errors
 
     def _fine(self, rows: slice, nodes: int, step: float, count: int) -> bool:
-        """True if so many nodes may do.
+        """True if this number of nodes may suffice.
 
         From one frequency to the next the phase between neighboring nodes must grow by little:
         then it cannot pass π, which the even and the odd nodes show, unseen.

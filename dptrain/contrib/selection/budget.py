@@ -112,7 +112,7 @@ class BudgetFilter:
         return Charge(mu=mu, slack=slack)
 
     def fits(self, charge: Charge) -> bool:
-        """True if the sums stay within the budget with one more charge; exactly."""
+        """True if the sums, computed exactly, stay within the budget with one more charge."""
         return self._square + fractions.Fraction(charge.mu) ** 2 <= fractions.Fraction(
             self.mu
         ) ** 2 and self._sum + fractions.Fraction(charge.slack) <= fractions.Fraction(self.slack)

@@ -389,7 +389,7 @@ class FlatStream(NoiseStream):
 
     @property
     def generator(self) -> str:
-        """The generator of Z on the devices of this stream, for the guarantee."""
+        """The name of what draws Z on the devices of this stream, for the guarantee."""
         return self.normals.on({device.type for device in self._layout.devices})
 
     def state_dict(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class NoiseStream(ABC):
     @property
     @abstractmethod
     def generator(self) -> str:
-        """The generator of Z on the devices of this stream, for the guarantee."""
+        """The name of what draws Z on the devices of this stream, for the guarantee."""
 
     @property
     @abstractmethod

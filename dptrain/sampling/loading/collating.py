@@ -229,7 +229,7 @@ def _drawn() -> tuple[float, ...]:
 def _rows(
     leaves: list[torch.Tensor], more: list[torch.Tensor], examples: int
 ) -> collections.Counter[tuple[bytes, ...]]:
-    """The contents of a batch by example: rows of leaves that have one more with one more."""
+    """The rows of a batch by example, of those leaves that one more example makes longer."""
     parts: list[list[bytes]] = []
     for leaf, longer in zip(leaves, more, strict=True):
         follows = leaf.dim() > 0 and len(leaf) % examples == 0

@@ -152,7 +152,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
     @property
     def offsets(self) -> Offsets:
-        """The start of each example's users, int64, shape (examples + 1,); read-only."""
+        """Index at which each example's users begin, int64, shape (examples + 1,); read-only."""
         return self._edges()[0]
 
     @property

@@ -159,7 +159,7 @@ def _first_disjoint(
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
-    """The occupancy of the batches of one run.
+    """A measure of how full the batches of one run are.
 
     Attributes:
         smallest: examples in the smallest batch.
