@@ -37,7 +37,7 @@ _VERDICTS = 4  # ε by one run, the curve by one run, the curve by counting, and
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CanaryRun:
-    """What one run released.
+    """The releases of one run with canaries.
 
     Attributes:
         included: which canaries were in, shape (m,).
@@ -53,7 +53,7 @@ class CanaryRun:
 
     @property
     def who(self) -> str:
-        """What the canaries are, in words."""
+        """The name of the canaries, in words."""
         return "canaries"
 
     def games(self, mechanism: MatrixMechanism) -> list[tuple[Game, npt.NDArray[np.int64]]]:
@@ -65,7 +65,7 @@ class CanaryRun:
         return [(game_of(mechanism), np.arange(len(self.included)))]
 
     def scores(self, mechanism: MatrixMechanism) -> Array:
-        """Of every canary, larger if it seems to be in: those of its game.
+        """A score for each canary by its own game: larger if the canary seems to be in.
 
         Raises:
             ValueError: if there is no game of the mechanism.
@@ -78,7 +78,7 @@ class CanaryRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """What one run with canaries shows.
+    """The evidence of one run with canaries, beside the statement about its mechanism.
 
     Attributes:
         canaries: m, how many were put into the data set, in or out by a fair coin.
@@ -109,7 +109,7 @@ class CanaryAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What contradicts the statement, in words; empty if nothing does."""
+        """The findings that contradict the statement, in words; empty if nothing does."""
         level = (1.0 - self.confidence) / _VERDICTS
         found = []
         if self.one_run.epsilon_lower > self.epsilon:
@@ -136,7 +136,7 @@ class CanaryAudit:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing contradicts the statement; no proof that it is true."""
+        """True if nothing contradicts the statement; no proof that it is true."""
         return not self.violations
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ class CanaryAudit:
 
 
 class _Coordinates(nn.Module):
-    """Σ_j x_j w_j, the weights in several layers."""
+    """A model that outputs Σ_j x_j w_j, with the weights in several layers."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def run_canaries(
     seed: int = 0,
     progress: bool = True,
 ) -> CanaryRun:
-    """Train on canaries with the real engine, and take down what it releases.
+    """Train on canaries with the real engine, and record what it releases.
 
     Args:
         mechanism: its scheme's ``dataset_size`` is the number m of canaries.
@@ -235,7 +235,7 @@ def run_canaries(
 
 
 class _Gradients(Dataset[tuple[torch.Tensor]]):
-    """Rows of the data set, each with one entry at most, made when they are asked for."""
+    """A data set whose rows have one entry at most, and are made when they are asked for."""
 
     def __init__(self, places: npt.NDArray[np.int64], lengths: Array, width: int) -> None:
         self.places, self.lengths, self.width = places, lengths, width
@@ -261,13 +261,12 @@ def play(
     seed: int,
     progress: bool,
 ) -> CanaryRun:
-    """Toss the coins, train, and take down what every coordinate releases.
+    """Toss the coins, train, and record the release of every step in each coordinate.
 
     Args:
-        mechanism: of the run.
         owners: the canary that each example belongs to, or -1; shape (N,). Examples of a canary
-            have the same gradient, those of nobody have none. Canaries whose draws differ in law
-            are to be numbered at random: ``count`` halves them in this order.
+            have the same gradient; examples of nobody have none. Canaries whose draws differ in law
+            must be numbered at random: ``count`` halves them in this order.
         spare, layers, max_grad_norm, gradients, individual, seed, progress: see ``run_canaries``.
     """
     max_grad_norm = checks.number("max_grad_norm", max_grad_norm, above=0)
@@ -319,7 +318,7 @@ def audit_canaries(
     curve: StatedCurve | None = None,
     confidence: float = 0.99,
 ) -> CanaryAudit:
-    """What a run with canaries shows of what is stated of its mechanism.
+    """Compare a run with canaries with the statement about its mechanism.
 
     Scores are those of the game for hidden participations: the likelihood ratio of what was
     released in a canary's coordinate, whitened by M.

@@ -1,4 +1,4 @@
-"""Whether what is drawn has the law that was accounted for: the noise, and who takes part.
+"""Tests that draws have the law that was accounted for: of the noise, and of participations.
 
 A guarantee at a large ε hides small errors of the noise from every membership test that can be run:
 these tests look at the draws themselves. All p-values are of exact laws, made good for the number
@@ -20,7 +20,7 @@ from dptrain.core import Array
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one test of the draws.
 
     Attributes:
         what: in words, with the figure.
@@ -32,7 +32,7 @@ class Finding:
 
 
 def check_noise(game: Game, noise: Array) -> list[Finding]:
-    """Whether M w is standard normal times σ: its size altogether, at every step, and pairs.
+    """Test whether M w is standard normal times σ: its size altogether, at every step, and pairs.
 
     ‖M w‖² of all runs is σ² times a χ² variable, that of a step too; of two steps the uncentered
     correlation r gives r √((m-1)/(1-r²)), a Student variable of m-1 degrees of freedom.
@@ -104,7 +104,7 @@ def verdict(violations: Sequence[str], confidence: float) -> list[str]:
 
 
 def check_participations(game: Game, taken: Array) -> list[Finding]:
-    """Whether examples take part as the scheme says: how far apart, how often, in which steps.
+    """Test whether examples take part as the scheme says: how far apart, how often, in which steps.
 
     Args:
         game: the game.
@@ -173,7 +173,7 @@ def check_participations(game: Game, taken: Array) -> list[Finding]:
 
 
 def _by_chance(hits: Array, of: Array, chances: Array, what: str) -> Finding:
-    """Of counts that add up where their chances are equal, the oddest."""
+    """The least likely of several counts; counts of equal chances are added up first."""
     oddest, kinds = Finding(what=what.format(hits=0, of=0), p_value=1.0), np.unique(chances)
     for chance in kinds:
         alike = chances == chance

@@ -1,4 +1,4 @@
-"""What a membership test achieves, by counting alone: sound whatever the release and the score are.
+"""Bounds on a membership test by counting alone: sound whatever the release and the score are.
 
 Scores of runs with the example and of runs without it are halved. The first half chooses the
 direction, the threshold (and the ε of a curve), the second half is counted, so one test is made and
@@ -43,13 +43,13 @@ class StatedCurve:
             object.__setattr__(self, name, values)
 
     def direction(self, name: str) -> Array:
-        """``remove`` or ``add``."""
+        """The δ of one direction, ``remove`` or ``add``."""
         return self.remove if name == "remove" else self.add
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Count:
-    """A membership test, and how often it was right in runs that it was not chosen by.
+    """A membership test, and how often it was right in runs that did not choose it.
 
     Attributes:
         direction: ``"remove"``: the test says "in" from the threshold on; ``"add"``: "out" below.
@@ -79,7 +79,7 @@ class Count:
 
     @property
     def violated(self) -> bool:
-        """Whether the statement (ε, δ) is refuted."""
+        """True if the statement (ε, δ) is refuted."""
         return self.delta_lower > self.delta
 
 
@@ -98,7 +98,7 @@ def count(
     delta: float,
     curve: StatedCurve | None = None,
 ) -> Count:
-    """Test a statement by counting: where it is most clearly exceeded, if it is.
+    """Test a statement by counting, at the point where it is most clearly exceeded, if it is.
 
     Args:
         scores_in: of runs with the example, in any order that does not depend on them.
@@ -171,7 +171,7 @@ class _Test:
 
 
 def _rates(inside: Array, outside: Array) -> tuple[Array, dict[str, tuple[Array, Array]]]:
-    """Thresholds, and how often the test of each direction speaks in its own world and not."""
+    """Thresholds, and the rates at which each direction's test says "in", in both worlds."""
     levels = np.linspace(0, 1, _THRESHOLDS + 2)[1:-1]
     tails = np.concatenate([levels, np.arange(1, 20) / inside.size])
     tails = np.unique(np.clip(np.concatenate([tails, 1 - tails]), 0, 1))
@@ -184,7 +184,7 @@ def _rates(inside: Array, outside: Array) -> tuple[Array, dict[str, tuple[Array,
 
 
 def _choice(inside: Array, outside: Array, curve: StatedCurve, delta: float) -> _Test:
-    """Where the first half is most standard errors above what is stated."""
+    """The test at which the first half is most standard errors above what is stated."""
     thresholds, rates = _rates(inside, outside)
     best, found = -math.inf, _Test("remove", float(thresholds[0]), float(curve.epsilon[0]), delta)
     for direction, (spoken, false) in rates.items():

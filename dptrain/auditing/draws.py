@@ -87,10 +87,9 @@ def noises(mechanism: MatrixMechanism, count: int, seed: int) -> Array:
 
 
 def step_rates(scheme: Scheme) -> Array | None:
-    """Chance that an example, of the first part if there are parts, is in each step's batch.
+    """The chance that an example, of the first part if there are parts, is in each step's batch.
 
-    Returns:
-        Shape (n,); ``None`` if not known.
+    Shape (n,); ``None`` if not known.
     """
     if isinstance(scheme, CyclicPoisson):  # of the first part
         return np.where(np.arange(scheme.steps) % scheme.cycle == 0, scheme.probability, 0.0)

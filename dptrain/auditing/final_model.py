@@ -1,4 +1,4 @@
-"""What the final model alone gives away: the loss of examples that were in or out by coins."""
+"""Audits of the final model alone, by the loss of examples that were in or out by coins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VERDICTS = 2  # ε, and the curve
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalModelAudit:
-    """What one final model shows.
+    """The evidence of one final model, beside what is stated of it.
 
     Attributes:
         canaries: m, examples that were in or out by a fair coin.
@@ -39,7 +39,7 @@ class FinalModelAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What contradicts the statement, in words; empty if nothing does."""
+        """The findings that contradict the statement, in words; empty if nothing does."""
         run, found = self.one_run, []
         if run.epsilon_lower > self.epsilon:
             found.append(
@@ -54,7 +54,7 @@ class FinalModelAudit:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing contradicts the statement; no proof that it is true."""
+        """True if nothing contradicts the statement; no proof that it is true."""
         return not self.violations
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def audit_final_model(
     others: int = 0,
     confidence: float = 0.99,
 ) -> FinalModelAudit:
-    """What a final model shows of examples that were in or out, by a score of each.
+    """Audit a final model by a score of each example that was in or out by a coin.
 
     It needs no access to the run. Any score is sound that depends on the model and the canary
     alone; the usual one is the loss of the untrained model less that of the final one.

@@ -52,7 +52,7 @@ class Proposal:
         return np.asarray(outputs @ self.shift / game.sigma - np.sum(self.shift**2) / 2)
 
     def means(self, game: Game, count: int, seed: int) -> Array:
-        """Draws of what is added to σ z; shape (count, n)."""
+        """Draws of the terms that are added to σ z; shape (count, n)."""
         if self.scheme is None:
             return np.tile(game.sigma * self.shift, (count, 1))
         taken = game.draws(count, seed, self.scheme)
@@ -61,7 +61,7 @@ class Proposal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaEstimate:
-    """What was found of δ(ε) in one direction.
+    """The estimate of δ(ε) in one direction.
 
     Attributes:
         direction: ``"remove"``, H(P‖Q), or ``"add"``, H(Q‖P).
@@ -81,13 +81,13 @@ class DeltaEstimate:
 
     @property
     def measured(self) -> bool:
-        """Whether enough samples met the event for the standard error to mean something."""
+        """True if enough samples met the event for the standard error to mean something."""
         return self.effective_samples >= _FEW
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TiltedRuns:
-    """Runs of the game by a mixture M of proposals, and how likely P, Q and M find them.
+    """Runs of the game by a mixture M of proposals, and their likelihoods under P, Q and M.
 
     All of δ(ε), both directions, are means over them: H(P‖Q) of (dP/dM - e^ε dQ/dM)_+ and H(Q‖P) of
     (dQ/dM - e^ε dP/dM)_+.
@@ -103,7 +103,7 @@ class TiltedRuns:
     proposals: int
 
     def terms(self, direction: str, epsilon: float) -> Array:
-        """What δ(ε) is the mean of."""
+        """The terms whose mean estimates δ(ε)."""
         if direction == "remove":
             high, low = self.log_p, np.full_like(self.log_p, epsilon)
         else:
@@ -125,7 +125,7 @@ class TiltedRuns:
         )
 
     def masses(self) -> dict[str, tuple[float, float]]:
-        """What P and Q weigh, with standard errors: 1, or the draws are of other laws."""
+        """The masses of P and Q, with standard errors: 1, or the draws are of other laws."""
         found = {}
         for name, log_weights in (("P", self.log_p - self.log_m), ("Q", -self.log_m)):
             weights = np.exp(log_weights)
@@ -174,7 +174,7 @@ def tilted_runs(
 
 
 def _candidates(game: Game) -> list[Proposal]:
-    """P first, Q second, and what is tilted."""
+    """The proposals: P first, Q second, then the tilted ones."""
     still = np.zeros(game.scheme.steps)
     denser = game.denser()
     scales = _SCALES if denser else _MORE_SCALES

@@ -29,7 +29,7 @@ def least_probability(successes: npt.ArrayLike, trials: int, alpha: float) -> Ar
 
 
 def most_probability(successes: npt.ArrayLike, trials: int, alpha: float) -> Array:
-    """Upper bound on the mean probability; below it with chance at most ``alpha``.
+    """Upper bound on the mean probability; it is too low with chance at most ``alpha``.
 
     What ``least_probability`` says of the failures.
     """

@@ -1,4 +1,4 @@
-"""Which likelihood ratio belongs to a scheme, and whether the reader of it knows the draws."""
+"""The likelihood ratio that belongs to a scheme, and the draws that the reader of it is told."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RATES = (1.5, 2.5, 5.0)
 
 
 class NoLikelihood(ValueError):
-    """There is no way to compute the exact likelihood ratio of a mechanism."""
+    """Raised if there is no way to compute the exact likelihood ratio of a mechanism."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,12 +60,12 @@ class Game:
 
     @property
     def who(self) -> str:
-        """What is there or not, in the plural."""
+        """The name of those who are there or not, in the plural."""
         return "examples"
 
     @property
     def sigma(self) -> float:
-        """σ."""
+        """σ, the noise multiplier."""
         return self.mechanism.noise_multiplier
 
     def likelihood(self, scheme: Scheme | None = None) -> Likelihood:
@@ -77,7 +77,7 @@ class Game:
         return _likelihood(scheme or self.scheme, self.matrix, self.sigma)
 
     def scores(self, outputs: Array) -> Array:
-        """What tells best whether the example took part: larger if it did.
+        """The score that tells best if the example took part: larger if it did.
 
         log (P/Q)(y) where that is exact. Where columns overlap too much it is the formula for
         columns that do not, and for other schemes the matched filter of the mean participation,
@@ -100,11 +100,11 @@ class Game:
         return np.asarray(outputs @ (self.matrix @ mean)) / self.sigma**2
 
     def draws(self, count: int, seed: int, scheme: Scheme | None = None) -> Array:
-        """Independent x by streams of the scheme, or of one of ``denser``; shape (count, n)."""
+        """Independent x from streams of the scheme, or of one of ``denser``; shape (count, n)."""
         return participations(scheme or self.scheme, count, seed).astype(np.float64)
 
     def denser(self) -> list[Scheme]:
-        """The scheme with larger probabilities, where it has one; ``likelihood`` takes them."""
+        """The scheme with larger probabilities, if it has any; ``likelihood`` takes these too."""
         scheme = self.scheme
         if not isinstance(scheme, Poisson | MinSep | CyclicPoisson):
             return []
@@ -123,7 +123,7 @@ class Game:
 
     @property
     def forgetful(self) -> bool:
-        """Whether participations in different steps are independent of each other."""
+        """True if participations in different steps are independent of each other."""
         return isinstance(self.scheme, Poisson | CyclicPoisson)
 
     def several(self) -> Array | None:
@@ -131,7 +131,7 @@ class Game:
         return None
 
     def play(self, count: int, seeds: tuple[int, int, int]) -> Played:
-        """Runs with whoever is audited, and as many without.
+        """Runs with the audited examples or users, and as many runs without them.
 
         Args:
             count: how many of each.
@@ -233,7 +233,7 @@ def _coins(p: float, b: int, warm: bool, matrix: Array, sigma: float) -> Likelih
 
 
 def _cyclic(scheme: CyclicPoisson, matrix: Array, sigma: float) -> Likelihood:
-    """Of the first part: its turns are a run of Poisson sampling with every b-th column."""
+    """The likelihood ratio for the first part, which is in Poisson batches every b steps."""
     own = np.zeros(scheme.steps)
     own[:: scheme.cycle] = scheme.probability
     if not orthogonal_from(matrix[:, :: scheme.cycle], 1):

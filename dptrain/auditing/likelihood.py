@@ -35,12 +35,7 @@ class Likelihood(ABC):
     def log_ratio(self, outputs: Array, scale: float = 1.0) -> Array:
         """log (P/Q)(y) of the law of ``scale``·M x + σ z.
 
-        Args:
-            outputs: y, shape (samples, n).
-            scale: what the example's contribution is multiplied by.
-
-        Returns:
-            Shape (samples,).
+        y has shape (samples, n), the result (samples,).
         """
 
     def exponents(self, outputs: Array, scale: float) -> Array:
@@ -55,7 +50,7 @@ class Likelihood(ABC):
 
 
 def orthogonal_from(matrix: Array, distance: int) -> bool:
-    """Whether columns that are at least ``distance`` steps apart are orthogonal."""
+    """True if columns that are at least ``distance`` steps apart are orthogonal."""
     gram = np.abs(matrix.T @ matrix)
     far = np.subtract.outer(np.arange(len(gram)), np.arange(len(gram))) >= distance
     return bool(np.max(gram, where=far, initial=0.0) <= _ORTHOGONAL * gram.max())
@@ -74,7 +69,7 @@ class PatternMixture(Likelihood):
     weights: Array
 
     def log_ratio(self, outputs: Array, scale: float = 1.0) -> Array:
-        """By the sum."""
+        """log of the ratio, by the sum over all patterns."""
         terms = self.pattern_exponents(self.patterns, outputs, scale)
         return np.asarray(logsumexp(terms, axis=1, b=self.weights))
 
@@ -153,7 +148,7 @@ class Subsets(Likelihood):
     epoch: int
 
     def log_ratio(self, outputs: Array, scale: float = 1.0) -> Array:
-        """Of every epoch the elementary symmetric polynomial of e^{a_t}, over its number of terms.
+        """For every epoch, the elementary symmetric polynomial of e^{a_t} over its number of terms.
 
         With r picks made in s steps, the next is one with probability (k - r)/(t - s).
         """

@@ -24,7 +24,7 @@ _TOP = 1.5  # how far beyond the stated ε its lower bound is looked for, in fac
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismAudit:
-    """What was found of a mechanism, beside what is stated of it.
+    """The findings of an audit of a mechanism, beside what is stated of it.
 
     Attributes:
         epsilon: the stated ε.
@@ -64,7 +64,7 @@ class MechanismAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What contradicts the statement, in words; empty if nothing does."""
+        """The findings that contradict the statement, in words; empty if nothing does."""
         level = (1.0 - self.confidence) / 4  # of the ratio, of counting; the draws have two
         found = []
         for each in self.estimates:
@@ -92,11 +92,11 @@ class MechanismAudit:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing contradicts the statement; no proof that it is true."""
+        """True if nothing contradicts the statement; no proof that it is true."""
         return not self.violations
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """JSON-ready value."""
         value = dataclasses.asdict(self)
         value["violations"] = list(self.violations)
         value["passed"] = self.passed
@@ -215,7 +215,7 @@ def audit_game(
     seed: int,
     progress: bool,
 ) -> MechanismAudit:
-    """Try to refute what is stated by playing a game; arguments as of ``audit_mechanism``."""
+    """Try to refute a statement by playing a game; arguments as of ``audit_mechanism``."""
     epsilon = checks.number("epsilon", epsilon, minimum=0)
     delta = checks.number("delta", delta, above=0, below=1)
     confidence = checks.number("confidence", confidence, above=0, below=1)
@@ -252,7 +252,7 @@ def audit_game(
 
 
 def _scores(game: Game, runs: int, seed: int) -> tuple[Array, Array, list[Finding]]:
-    """Scores of runs with and without the example, and what is found of their draws."""
+    """Scores of runs with and without the example, and the findings about their draws."""
     inside, outside, findings = [], [], []
     most = max(2, _ENTRIES // game.scheme.steps)
     for number, start in enumerate(range(0, runs, most)):
@@ -268,7 +268,7 @@ def _scores(game: Game, runs: int, seed: int) -> tuple[Array, Array, list[Findin
 
 
 def _epsilon_at(runs: TiltedRuns, stated: float, delta: float) -> float | None:
-    """ε at which the larger estimate is δ; ``None`` if it is not near what is stated."""
+    """The ε at which the larger estimate is δ; ``None`` if it is not near what is stated."""
 
     def larger(epsilon: float) -> float:
         return max(float(runs.terms(each, epsilon).mean()) for each in DIRECTIONS)
@@ -279,8 +279,8 @@ def _epsilon_at(runs: TiltedRuns, stated: float, delta: float) -> float | None:
 def _epsilon_lower(runs: TiltedRuns, stated: float, delta: float, alpha: float) -> float:
     """The largest ε at which the lower bound of δ in some direction exceeds δ.
 
-    The bound falls as ε grows, like every term, so it is one statement: it is false only if the
-    bound at the true ε exceeds δ.
+    The bound falls as ε grows, like every term. So all ε make one statement, which is false only if
+    the bound at the true ε exceeds δ.
     """
 
     def larger(epsilon: float) -> float:

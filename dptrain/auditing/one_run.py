@@ -90,7 +90,7 @@ def one_run_curve_p_value(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneRun:
-    """What one run shows.
+    """The lower bound on ε that one run shows.
 
     Attributes:
         canaries: m.
@@ -178,7 +178,7 @@ def audit_one_run(
 def _epsilon(m: int, r: int, v: int, delta: float, alpha: float) -> float:
     """The largest ε that is refuted, near enough.
 
-    Who refutes (ε, δ) has refuted every smaller ε too, though the bound on the chance may be larger
+    A refutation of (ε, δ) refutes every smaller ε too, though the bound on the chance may be larger
     there: what is bought with δ is dearer at a large ε.
     """
 

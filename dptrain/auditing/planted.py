@@ -35,7 +35,7 @@ _PASSES, _OUT = 0, -1
 
 
 class Marked(NamedTuple):
-    """The first entry of an item, or of a batch, and whose it is.
+    """The first entry of an item, or of a batch, and the mark that says whose it is.
 
     Attributes:
         x: as it was.
@@ -78,15 +78,10 @@ def _by_row(which: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class PlantedModule(nn.Module):
-    """A module, and a coordinate for every gradient canary.
-
-    Args:
-        module: the user's; it is trained in place.
-        rows: coordinates.
+    """The user's module, trained in place, with a coordinate for every gradient canary.
 
     Attributes:
-        module: the user's.
-        coordinates: an embedding of one column, of whose values nothing depends.
+        coordinates: an embedding of one column; nothing depends on its values.
     """
 
     def __init__(self, module: nn.Module, rows: int) -> None:
@@ -97,11 +92,7 @@ class PlantedModule(nn.Module):
         self.coordinates = nn.Embedding.from_pretrained(start, freeze=False)
 
     def forward(self, *args: Any, canary: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """What the module makes of its arguments, where canaries have gradients of their own.
-
-        Raises:
-            ValueError: if there are no numbers in training, or the output has not a row for each.
-        """
+        """Call the user's module, with gradients of their own in the rows of canaries."""
         if args and isinstance(args[0], Marked):
             args, canary = (args[0].x, *args[1:]), args[0].canary
         if canary is None and self.training and torch.is_grad_enabled():
@@ -138,14 +129,12 @@ def _check_rows(leaf: Any, canary: torch.Tensor) -> None:
 
 
 class PlantedData(Dataset[Any]):
-    """A data set, then canaries; every item says whose it is.
+    """The examples of a map-style data set, then canaries; every item says whose it is.
 
     Args:
-        data: map-style.
         template: the item that gradient canaries are copies of.
-        rows: of gradient canaries, what their items say.
-        inputs: input canaries.
-        marks: of them, what their items say.
+        rows: the marks of the gradient canaries' items.
+        marks: the marks of the input canaries' items.
     """
 
     def __init__(
@@ -184,7 +173,7 @@ def _marked(item: Any, number: int) -> Any:
 
 
 class Planted:
-    """What ``plant_canaries`` made of a module and a data set.
+    """The module and the data set that ``plant_canaries`` made.
 
     Attributes:
         module: trains the user's module; to be given to the optimizer and to ``make_private``.
@@ -210,7 +199,7 @@ class Planted:
         self._steps = 0
 
     def listen(self, private: PrivateTraining) -> None:
-        """Take down what every step of the run releases; to be called before the first one.
+        """Record what every step of the run releases; call it before the first step.
 
         Raises:
             TypeError: if it is no private run.
@@ -280,7 +269,7 @@ class Planted:
             )
 
     def heard(self) -> CanaryRun:
-        """What the run released, for ``audit_canaries``.
+        """The releases of the run, for ``audit_canaries``.
 
         Raises:
             ValueError: if it is not over, or nothing was planted that could be heard.
@@ -416,11 +405,7 @@ def plant_canaries(
 
 
 def _blank(value: Any) -> Any:
-    """Nothing of anybody's, in the shape of an item.
-
-    Raises:
-        TypeError: if there is something in it that has no zero.
-    """
+    """An item of the same shape that holds zeros, and so nobody's data."""
     if isinstance(value, torch.Tensor):
         return torch.zeros_like(value)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":

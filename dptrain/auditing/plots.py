@@ -137,7 +137,7 @@ def plot_canaries(
 
 
 def trade_off(scores: Array, included: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """False and true positive rates of "in" from each score on, the largest first.
+    """False and true positive rates of guessing "in" at each score as threshold, the largest first.
 
     Returns:
         Two arrays that begin with 0 and end with 1.
@@ -153,10 +153,8 @@ def trade_off(scores: Array, included: npt.NDArray[np.bool_]) -> tuple[Array, Ar
 def reached(curve: StatedCurve, false_positive_rate: Array) -> Array:
     """The largest true positive rate that δ(ε) on the grid of a curve allows.
 
-    A test S has P(S) ≤ e^ε Q(S) + δ_remove and 1 - Q(S) ≤ e^ε (1 - P(S)) + δ_add.
-
-    Returns:
-        The shape of ``false_positive_rate``.
+    A test S has P(S) ≤ e^ε Q(S) + δ_remove and 1 - Q(S) ≤ e^ε (1 - P(S)) + δ_add. The
+    result has the shape of ``false_positive_rate``.
     """
     rate, factor = np.asarray(false_positive_rate)[..., None], np.exp(curve.epsilon)
     remove = np.min(factor * rate + curve.remove, axis=-1)

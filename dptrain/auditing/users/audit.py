@@ -12,7 +12,7 @@ from dptrain.mechanism import MatrixMechanism
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserAudit(MechanismAudit):
-    """What was found of a mechanism that protects users.
+    """The findings of an audit of a mechanism that protects users.
 
     Attributes:
         user: the number of the user that was audited, in the graph.

@@ -27,7 +27,7 @@ from dptrain.sampling import UserMinSep
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class UserCanaryRun(CanaryRun):
-    """What one run with users as canaries released.
+    """The releases of one run with users as canaries.
 
     Attributes:
         users: the number of each canary in the graph, in random order, shape (m,).
@@ -39,7 +39,7 @@ class UserCanaryRun(CanaryRun):
 
     @property
     def who(self) -> str:
-        """What the canaries are, in words."""
+        """The name of the canaries, in words."""
         least, most = min(self.examples), max(self.examples)
         sizes = f"{least} to {most}" if least < most else f"{most}"
         return f"users of {sizes} example{'s' * (most > 1)} as canaries"
@@ -83,7 +83,7 @@ def run_user_canaries(
     seed: int = 0,
     progress: bool = True,
 ) -> UserCanaryRun:
-    """Train with the real engine on a graph of whose users some are canaries.
+    """Train with the real engine on a graph in which some users are canaries.
 
     Args:
         mechanism: with ``UserCyclic`` or ``UserMinSep``, the edges of its graph, and σ > 0.

@@ -25,7 +25,7 @@ class UserCoins:
         examples: shape (n,).
         probabilities: shape (n,).
         min_sep: b; 1: nobody is barred.
-        by_sampling: whether coins that came up in vain bar as well.
+        by_sampling: True if coins that came up in vain bar as well.
         burn_in: steps of the same kind before the first, from an empty past.
     """
 
@@ -37,11 +37,11 @@ class UserCoins:
 
     @property
     def steps(self) -> int:
-        """n."""
+        """Number n of steps."""
         return len(self.examples)
 
     def counts(self, step: int) -> Array:
-        """The law of how many come up, shape (k + 1,)."""
+        """The law of the number of examples that come up, shape (k + 1,)."""
         k = int(self.examples[step])
         return np.asarray(binom.pmf(np.arange(k + 1), k, self.probabilities[step]))
 
@@ -66,7 +66,7 @@ class UserCoins:
         return after
 
     def start(self, size: int) -> list[Array]:
-        """The law of how many steps are barred after the burn-in, as columns of ``size`` rows."""
+        """The law of the number of barred steps after the burn-in, as columns of ``size`` rows."""
         law = [np.full(size, float(left == 0)) for left in range(self.min_sep)]
         none = float(self.counts(0)[0])
         for _ in range(self.burn_in if self.min_sep > 1 else 0):
@@ -89,9 +89,6 @@ class UserChain(Likelihood):
 
     Forwards in time, by the number of steps that the user is still barred: j examples at step t
     weigh exp((j ⟨M_t, y⟩ - j² ‖M_t‖²/2)/σ²). The accountants' recursion goes backwards.
-
-    Attributes:
-        coins: the law of x.
     """
 
     coins: UserCoins

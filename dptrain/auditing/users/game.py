@@ -41,7 +41,7 @@ class UserGame(Game):
 
     @property
     def who(self) -> str:
-        """Users are there or not."""
+        """The word for what is there or not: users."""
         return "users"
 
     def coins(self, scheme: Scheme | None = None) -> UserCoins:
@@ -105,7 +105,7 @@ class UserGame(Game):
 
     @property
     def forgetful(self) -> bool:
-        """Where nobody is barred every step has coins of its own."""
+        """True if nobody is barred, so that every step has coins of its own."""
         return self.coins().min_sep == 1
 
     def several(self) -> Array | None:
@@ -136,7 +136,7 @@ class NeighborGame(UserGame):
     crowd: tuple[Members, ...]
 
     def likelihood(self, scheme: Scheme | None = None) -> Likelihood:
-        """There is none: the reader's outputs are more than the user's.
+        """Refuse: there is no exact ratio, as the reader sees more outputs than the user's.
 
         Raises:
             NoLikelihood: always.
@@ -147,7 +147,7 @@ class NeighborGame(UserGame):
         )
 
     def denser(self) -> list[Scheme]:
-        """None: nothing is weighted."""
+        """No schemes: nothing is weighted."""
         return []
 
     def several(self) -> Array | None:
@@ -194,7 +194,7 @@ class NeighborGame(UserGame):
         return whole[:, 0], whole[:, 1:]
 
     def play(self, count: int, seeds: tuple[int, int, int]) -> Played:
-        """Both worlds draw batches; in one of them the user's examples have no gradient."""
+        """Draw batches in two worlds; in one of them the user's examples have no gradient."""
         silence = self.silence
         groups, steps = len(self.members.groups), self.scheme.steps
         scores, kept = [], []
@@ -209,14 +209,14 @@ class NeighborGame(UserGame):
 
     @functools.cached_property
     def silence(self) -> Silence:
-        """The reader's score."""
+        """The score of the reader."""
         scheme = self.scheme
         assert isinstance(scheme, UserMinSep)
         return Silence.of(scheme, self.members, self.matrix, self.sigma)
 
 
 def _taken(scheme: Scheme, rows: tuple[Rows, ...], seed: int) -> Array:
-    """How many of each user's examples are in each batch of one stream; shape (users, n)."""
+    """Number of each user's examples in each batch of one stream; shape (users, n)."""
     place = np.full(scheme.dataset_size, -1)
     for number, mine in enumerate(rows):
         place[mine] = number
@@ -286,7 +286,7 @@ def user_game(mechanism: MatrixMechanism, user: int | None = None) -> UserGame:
 
 
 def scored(game: UserGame) -> UserGame:
-    """The game, which says so if its scores are not the exact likelihood ratio."""
+    """The game, marked as inexact if its scores are not the exact likelihood ratio."""
     try:
         game.likelihood()
     except NoLikelihood as reason:
@@ -295,11 +295,7 @@ def scored(game: UserGame) -> UserGame:
 
 
 def audited_scheme(mechanism: MatrixMechanism) -> UserCyclic | UserMinSep:
-    """The scheme, if there is a game of it.
-
-    Raises:
-        ValueError: saying what to do instead.
-    """
+    """The mechanism's scheme; a ``ValueError`` where there is no game of it."""
     scheme = mechanism.scheme
     name = type(scheme).__name__
     if mechanism.noise_multiplier == 0:

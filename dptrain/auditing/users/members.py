@@ -1,4 +1,4 @@
-"""What the public graph says of one user: its examples, who is near them, and who is like it."""
+"""Facts of one user in the public graph: its examples, who is near them, and who is like it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _AT_ONCE = 1 << 10  # users whose neighbors are counted in one product
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Members:
-    """A user of a public graph.
+    """A user of a public graph, by its number.
 
     Attributes:
-        user: its number.
         examples: D_u, ascending.
         groups: the examples outside D_u that share a user with one of D_u, by which of D_u these
             are: the positions in ``examples``, ascending, and the outside examples.
@@ -41,14 +40,7 @@ class Members:
 
 
 class Lookup:
-    """Users' examples in a graph, and the other way round.
-
-    Args:
-        graph: with its edges.
-
-    Raises:
-        ValueError: if the graph holds no edges.
-    """
+    """The examples of each user in a graph with its edges, and the users of each example."""
 
     def __init__(self, graph: AttributionGraph) -> None:
         self.graph = graph
@@ -80,7 +72,7 @@ class Lookup:
         return np.concatenate(found).astype(np.int64)
 
     def members(self, user: int) -> Members:
-        """The user with what is near it."""
+        """The user, with the examples that are near its own."""
         mine = self.examples(user)
         beside: dict[int, list[int]] = {}
         for place, example in enumerate(mine.tolist()):
@@ -97,7 +89,7 @@ class Lookup:
 
 
 def exposure(scheme: UserCyclic | UserMinSep) -> Array:
-    """What a user is likely to lose, up to the order; shape (users,).
+    """A measure of each user's likely privacy loss, up to the order; shape (users,).
 
     ``UserCyclic``: the mean square of its participations, added up over all steps; 0 if none of its
     examples is ever drawn. ``UserMinSep``: the number of its examples.
@@ -219,7 +211,7 @@ def _shape(members: Members) -> list[tuple[tuple[int, ...], int]]:
 
 
 def _bipartite(graph: AttributionGraph) -> csr_array:
-    """Examples first, then users, as vertices."""
+    """The graph as a matrix whose vertices are the examples first, then the users."""
     vertices = graph.examples + graph.users
     offsets = np.concatenate([graph.offsets, np.full(graph.users, graph.edges)])
     ends = graph.members.astype(np.int64) + graph.examples

@@ -39,9 +39,9 @@ class Silence:
         sigma: σ.
         probability: p.
         min_sep: b.
-        by_sampling: whether coins that came up in vain bar as well.
-        places: of every group, which of u's examples it is near to.
-        sizes: of every group, its number of examples.
+        by_sampling: True if coins that came up in vain bar as well.
+        places: for each group, the examples of u that it is near to.
+        sizes: number of examples of each group.
         usual: mean number of a group in a batch if u does not bar it, shape (groups, n).
         examples: k.
     """
@@ -149,13 +149,13 @@ class Silence:
         return 1.0 - free
 
     def _heard(self, state: tuple[int, ...]) -> list[bool]:
-        """Which groups are not barred."""
+        """True for each group that is not barred."""
         return [not any(state[place] for place in places) for places in self.places]
 
     def _moves(
         self, state: tuple[int, ...], states: list[tuple[int, ...]]
     ) -> list[tuple[int, tuple[int, ...], bool]]:
-        """Where every subset of u's coins leads, and whether it may be used."""
+        """For every subset of u's coins, the next state, and True if the subset may be used."""
         index = {each: number for number, each in enumerate(states)}
         rest = tuple(max(0, left - 1) for left in state)
         free, found = not any(state), []
@@ -205,11 +205,7 @@ class Silence:
 
 
 def check_states(scheme: UserMinSep, members: Members) -> None:
-    """Refuse users whose chain has too many states.
-
-    Raises:
-        ValueError: saying what to do instead.
-    """
+    """Refuse users whose chain has too many states."""
     k, b = len(members.examples), scheme.min_sep
     if (2 * b) ** k > _MOST_MOVES:
         raise ValueError(
