@@ -1,4 +1,4 @@
-"""Which scheme and strategy to train with: compared at equal privacy before any training."""
+"""The scheme and strategy to train with: compared at equal privacy before any training."""
 
 from dptrain.planning.amplified import AmplifiedChoice, amplified_band_mf
 from dptrain.planning.candidates import Candidate

@@ -29,7 +29,7 @@ _USUAL = 24  # trials, for the progress bar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AmplifiedChoice:
-    """What ``amplified_band_mf`` found.
+    """The strategy that ``amplified_band_mf`` chose, beside the best ordinary one.
 
     Attributes:
         strategy: the choice, bound: the coefficients are part of the value and of its hash.
@@ -49,7 +49,7 @@ class AmplifiedChoice:
 
     @property
     def gain(self) -> float:
-        """How much less error than the ordinary one, as a fraction: never negative."""
+        """The reduction of the error against the ordinary one, as a fraction: never negative."""
         return 1.0 - self.error / self.ordinary_error
 
 
@@ -86,11 +86,11 @@ class _Search:
         return self._found[strategy][0]
 
     def best(self, *strategies: BandMF) -> BandMF:
-        """The one of least error."""
+        """The strategy of least error."""
         return min(strategies, key=self.error)
 
     def ordinary(self, bands: int) -> BandMF:
-        """Fewer bands, halved for as long as that helps."""
+        """The best ordinary BandMF found by halving the bands for as long as that helps."""
         best = BandMF(bands=bands, workload=self.workload)
         while best.bands > 1:
             fewer = dataclasses.replace(best, bands=best.bands // 2)
@@ -100,7 +100,7 @@ class _Search:
         return best
 
     def with_overlap(self, bands: int) -> BandMF:
-        """κ and ρ in turn, until no move of either helps."""
+        """The best BandMF found by changing κ and ρ in turn."""
         start = BandMF(bands=bands, workload=self.workload, overlap=_FIRST)
         best = self._along_overlap(start, _FACTORS[0])
         best = self._along_decay(best)

@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A pair to be tried.
+    """A pair of a scheme and a strategy to be tried.
 
     Attributes:
         scheme: the ``scheme`` group of a configuration.
@@ -57,7 +57,7 @@ class Candidate:
 
 @functools.lru_cache(maxsize=64)
 def _bound(settings: str, steps: int) -> Strategy:
-    """Optimized once for all schemes that are tried with it."""
+    """The bound strategy, optimized once for all schemes that are tried with it."""
     return build_strategy(json.loads(settings)).bind(steps)
 
 
@@ -67,7 +67,7 @@ def _call(settings: Settings, left_out: tuple[str, ...]) -> str:
 
 
 def planned_strategies(question: Question) -> list[tuple[Settings, int]]:
-    """What the registered families propose for the run, each with its number of bands.
+    """The strategies that registered families propose for the run, each with its number of bands.
 
     A family whose bands depend on n is taken for a dense one; it is not bound for that, which may
     take a while.
@@ -153,7 +153,7 @@ def with_cut_batches(question: Question, candidate: Candidate) -> list[Candidate
 
 
 def _cut(question: Question, parts: int) -> int:
-    """B where so many parts of the examples take turns: the larger part decides."""
+    """B for batches from so many parts that take turns: the larger part decides."""
     return least_max_batch_size(
         dataset_size=math.ceil(question.dataset_size / parts),
         probability=min(1.0, question.batch_size * parts / question.dataset_size),

@@ -124,7 +124,7 @@ def _certified(
     progress: bool,
     attempts: int,
 ) -> Plan:
-    """The plan with one estimate replaced by a certified σ, of which there may be so many."""
+    """The plan with one estimate replaced by a certified σ; ``attempts`` of these may be made."""
     member = row.accountant
     assert isinstance(member, SimulatedAccountant)
     member = dataclasses.replace(member, cache=folder, progress=progress).among(attempts)
@@ -140,7 +140,7 @@ def _certified(
 
 @dataclasses.dataclass(frozen=True)
 class _Trials:
-    """Answers for one candidate after the other."""
+    """The answers of accountants for one candidate after the other."""
 
     question: Question
     accountant: str | None
@@ -196,7 +196,7 @@ class _Trials:
         automatic: set[str],
         results: list[tuple[float, Kind, Accountant]],
     ) -> Iterator[PlanRow | Skipped]:
-        """What a simulation would need, if one covers the pair and that is less than is proven."""
+        """The row of a simulation that covers the pair, if its noise is less than is proven."""
         asked = mechanism.participants
         simulating = [
             member
@@ -229,7 +229,10 @@ class _Trials:
         yield self._row(candidate, about, states, automatic, Kind.ESTIMATE)
 
     def _members(self, mechanism: MatrixMechanism) -> tuple[list[Accountant], set[str], set[str]]:
-        """Who covers the pair; the names of those who need not be asked for, and who answers."""
+        """The accountants that cover the pair.
+
+        Then the names of those who need not be asked for, and the names of those who answer.
+        """
         if self.accountant is not None:
             found = find_accountants(mechanism, self.accountant)
             names = {member.name for member in found}

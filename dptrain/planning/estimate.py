@@ -32,7 +32,6 @@ def estimate_noise(
         simulation: the pair of distributions.
         epsilon: ε > 0.
         target: δ, the larger of both directions.
-        seed: of the samples.
 
     Returns:
         σ, at most what the unamplified Gaussian mechanism needs.

@@ -25,7 +25,7 @@ _BACKENDS = ("nccl", "gloo")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes of one rank, that with the longest slice; ``print`` it, or read its parts.
+    """The bytes of the rank with the longest slice; ``print`` it, or read its parts.
 
     Left out are activations and what clipping keeps of a microbatch, which depend on the model;
     temporary tensors of torch's optimizer (two of the largest parameter, or of all of them with
@@ -53,7 +53,7 @@ class Footprint:
 
     @property
     def kept(self) -> int:
-        """Bytes between two steps, once gradients are ``None``."""
+        """Bytes that are held between two steps, once gradients are ``None``."""
         return self.parameters + self.history + self.optimizer
 
     @property
@@ -86,7 +86,7 @@ def footprint(
     microbatches: int = 1,
     backend: str = "nccl",
 ) -> Footprint:
-    """What a step of a replicated model takes on each rank, before any machine is rented.
+    """Memory and traffic of a step of a replicated model on each rank, before a machine is rented.
 
     Every rank holds the whole model and the clipped sums for it, and divides noise and optimizer as
     ``NoiseOptions.shard`` says (docs/guides/many-machines.md). What a strategy keeps is asked of
@@ -195,11 +195,7 @@ def _longest_slice(parameters: int, ranks: int) -> int:
 def _state_bytes(
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype
 ) -> float:
-    """Bytes of an optimizer's state for each entry of a parameter.
-
-    Raises:
-        TypeError: if it makes no optimizer of a list of parameters.
-    """
+    """Bytes of an optimizer's state for each entry of a parameter."""
     probe = nn.Parameter(torch.zeros(_PROBED, dtype=dtype))
     made: Any = optimizer([probe]) if callable(optimizer) else None
     if not isinstance(made, torch.optim.Optimizer):

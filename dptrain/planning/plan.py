@@ -1,4 +1,4 @@
-"""What a comparison found: its rows, the best of them, and how they are shown."""
+"""The result of a comparison: its rows, the best of them, and how they are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dptrain.planning.question import Question
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One pair at the noise that the target takes.
+    """One pair of scheme and strategy, at the noise that the target requires.
 
     Attributes:
         candidate: the pair as a configuration writes it.
@@ -40,22 +40,22 @@ class PlanRow:
 
     @property
     def noise_multiplier(self) -> float:
-        """σ."""
+        """σ, the noise multiplier."""
         return self.mechanism.noise_multiplier
 
     @property
     def total_error(self) -> float:
-        """RMSE·σ, of sums of clipped gradients, per unit of the clipping norm."""
+        """RMSE·σ, the error of sums of clipped gradients, per unit of the clipping norm."""
         return self.rmse * self.noise_multiplier
 
     @property
     def error(self) -> float:
-        """RMSE·σ/B̄, of the means that the optimizer gets: what rows are compared by."""
+        """RMSE·σ/B̄, the error of the means that the optimizer gets; rows are compared by it."""
         return self.total_error / self.mechanism.scheme.expected_batch_size
 
     @property
     def is_estimate(self) -> bool:
-        """Whether nothing has been proven about σ."""
+        """True if nothing has been proven about σ."""
         return self.kind is Kind.ESTIMATE
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class PlanRow:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A pair without a number, and why."""
+    """A pair without a number, and the reason why."""
 
     candidate: Candidate
     reason: str

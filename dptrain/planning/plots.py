@@ -113,7 +113,7 @@ def styles_of(schemes: Collection[str]) -> dict[str, dict[str, Any]]:
 
 
 def _scheme(row: PlanRow) -> str:
-    """The scheme, without what grows with the bands."""
+    """The name of a row's scheme, without the fields that grow with the bands."""
     settings = row.candidate.scheme
     name = str(settings["type"])
     if "max_batch_size" in settings:
@@ -124,7 +124,7 @@ def _scheme(row: PlanRow) -> str:
 
 
 def _shown(row: PlanRow) -> str:
-    """The strategy if it is dense, and how the row is shown."""
+    """The kind of a row's σ, preceded by the strategy if that is a BLT."""
     blt = "BLT, " if row.candidate.strategy["type"] == "BLT" else ""
     return f"{blt}{'ESTIMATE' if row.is_estimate else row.kind.value}"
 

@@ -1,4 +1,4 @@
-"""What a plan is asked for."""
+"""The question that a plan answers."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ class Question:
 
     @property
     def bands(self) -> tuple[int, ...]:
-        """1, 2, 4, … up to ``max_bands``."""
+        """Numbers of bands to try: 1, 2, 4, … up to ``max_bands``."""
         return tuple(1 << i for i in range(self.max_bands.bit_length()))
 
     @property
     def epoch_length(self) -> float:
-        """N/B̄, steps."""
+        """N/B̄, the number of steps of an epoch."""
         return self.dataset_size / self.batch_size

@@ -68,7 +68,7 @@ class StrategyRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyTable:
-    """What ``compare_strategies`` returns: ``print`` it, or read its ``rows``."""
+    """The result of ``compare_strategies``: ``print`` it, or read its ``rows``."""
 
     steps: int
     max_participations: int

@@ -1,4 +1,4 @@
-"""How many rows a batch of constant size needs so that cutting it costs no privacy that shows."""
+"""The rows that a batch of constant size needs so that cutting it costs no privacy that shows."""
 
 from __future__ import annotations
 
@@ -68,8 +68,6 @@ def least_min_sep_batch_size(
 
     Args:
         scheme: the sampling; its own cap is ignored.
-        epsilon: ε of the run.
-        delta: δ of the run.
         multiple_of: rows that the device holds at a time.
     """
     law = MinSepLaw(
@@ -85,7 +83,7 @@ def least_min_sep_batch_size(
 
 
 def _least_multiple(fits: Callable[[int], bool], most: int, multiple_of: int) -> int:
-    """By bisection; all of ``most`` examples always fit."""
+    """The least multiple that fits, by bisection; all of ``most`` examples always fit."""
     low, high = 0, math.ceil(most / multiple_of)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What a plan for users compares, row by row, and how it is printed."""
+"""The rows of a plan for users, and how it is printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 12  # rows of a printed plan
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserRow:
-    """One way to train, at the noise that the target takes.
+    """One way to train, at the noise that the target requires.
 
     Attributes:
         bound: k, the most examples of a user; ``None`` where nobody's examples are left out, as a
@@ -51,7 +51,7 @@ class UserRow:
 
     @property
     def norm(self) -> float:
-        """Length of what is clipped, in lengths of an example's gradient: root mean squares.
+        """The root mean square length of what is clipped, in lengths of an example's gradient.
 
         With gradients of mean square R², and a·R² the mean inner product of two of one user
         (the alignment a), the mean over g of them has mean square (1/g + (1 - 1/g)·a)·R².
@@ -60,7 +60,7 @@ class UserRow:
 
     @property
     def error(self) -> float:
-        """RMSE·σ/B̄ times ``norm``, of the means that the optimizer gets.
+        """RMSE·σ/B̄ times ``norm``, the error of the means that the optimizer gets.
 
         Per unit of the clipping norm of examples; B̄ counts what is clipped.
         """
@@ -69,7 +69,7 @@ class UserRow:
 
     @property
     def cost(self) -> float:
-        """``error`` over ``kept``: what rows are compared by."""
+        """``error`` over ``kept``; rows are compared by it."""
         return self.error / self.kept
 
     def breaks_even(self, cost: float) -> float | None:
@@ -84,7 +84,7 @@ class UserRow:
 
     @property
     def limit(self) -> str:
-        """What of a user counts: ``"k=2"``, ``"k=2, copies"`` or ``"means of 4"``."""
+        """The bound on a user's contribution: ``"k=2"``, ``"k=2, copies"`` or ``"means of 4"``."""
         scheme = self.mechanism.scheme
         if isinstance(scheme, PerUser):
             return f"means of {scheme.group_size}"
@@ -104,7 +104,7 @@ class UserRow:
 
     @property
     def code(self) -> list[str]:
-        """Lines that make scheme and strategy of a graph named ``graph``."""
+        """Lines of code that make scheme and strategy of a graph named ``graph``."""
         scheme, lines, graph = self.mechanism.scheme, [], "graph"
         if self.bound is not None:
             copies = ", duplicates=True" if self.duplicates else ""
@@ -143,7 +143,7 @@ class UserRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserPlan:
-    """What was compared; ``print`` it.
+    """The schemes and strategies that were compared; ``print`` it.
 
     Attributes:
         epsilon, delta, batch_size, steps, alignment: the question.
@@ -226,7 +226,7 @@ class UserPlan:
 
     @functools.cached_property
     def _means(self) -> list[str]:
-        """What is said of rows that clip users' means beside rows that clip examples."""
+        """Sentences about rows that clip users' means, beside rows that clip examples."""
         if all(_clipped(row.mechanism.scheme) == "examples" for row in self.rows):
             return []
         lines = [
@@ -251,7 +251,7 @@ class UserPlan:
 
 
 def in_lines(skipped: Sequence[tuple[str, str]], most: int = 12) -> list[str]:
-    """A line for every reason, and what it is about; ``most`` lines, and how many more."""
+    """One line for each reason, with what it is about; after ``most`` lines, how many are left."""
     about: dict[str, list[str]] = {}
     for what, why in skipped:
         about.setdefault(_brief(why), []).append(what)
@@ -276,7 +276,7 @@ def _short(value: Any) -> str:
 
 
 def _brief(reason: str) -> str:
-    """What is wrong, without who says so, how it comes, and what would help."""
+    """The fault that a reason names, without who says so, how it comes, and what would help."""
     owner, colon, rest = reason.partition(": ")
     text = rest if colon and owner.isidentifier() else reason
     return re.split(r"; |\. |, as | \(at ", text, maxsplit=1)[0]

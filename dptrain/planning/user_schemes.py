@@ -28,7 +28,6 @@ class Way:
 
     Attributes:
         settings: what ``for_batch_size`` was given besides graph, batch size, steps and seed.
-        scheme: the scheme.
         bands: most bands that its accountants allow, and the plan.
         kept: see ``UserRow``.
         batch_size: what ``for_batch_size`` was given.
@@ -83,7 +82,7 @@ class UserWays:
     def cyclic(
         self, bounded: BoundedGraph, cycle: int, spread: int, *, quiet: bool = False
     ) -> Iterator[Way]:
-        """``UserCyclic`` with such slots, if there is one; ``quiet`` says nothing if not."""
+        """``UserCyclic`` with these slots, if there is one; ``quiet`` does not note a failure."""
         settings = {"cycle": cycle} if spread == 1 else {"cycle": cycle, "spread": spread}
         yield from self._made(bounded, UserCyclic, quiet=quiet, **settings)
 
@@ -158,7 +157,7 @@ class UserWays:
 
 
 def told(bounded: BoundedGraph | None, kind: Any, settings: Settings) -> str:
-    """A way as a plan names one that it skipped."""
+    """The name by which a plan lists a way that it skipped."""
     stated = ", ".join(f"{name}={value}" for name, value in settings.items())
     bound = "" if bounded is None else f"k={bounded.k}{', copies' * bounded.duplicates}, "
     return f"{bound}{kind.__name__}({stated})"

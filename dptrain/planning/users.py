@@ -1,4 +1,4 @@
-"""How to bound, sample and correlate where users are protected: everything at the same (ε, δ)."""
+"""The choice of bounding, sampling and strategy to protect users, all at the same (ε, δ)."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def plan_users(
 
 @dataclasses.dataclass
 class _UserSearch:
-    """Rows for one way after the other, and what was found."""
+    """Rows for one way after the other, and the results so far."""
 
     epsilon: float
     delta: float
@@ -139,7 +139,7 @@ class _UserSearch:
     found: list[tuple[UserRow, Way]] = dataclasses.field(default_factory=list)
 
     def run(self, ways: Iterator[Way], bar: tqdm) -> None:
-        """Calibrate each with as many bands as it allows."""
+        """Calibrate each way with as many bands as it allows."""
         for way in ways:
             self._add(way, _banded(way.bands, self.ways.steps, self.workload))
             bar.update()
@@ -198,7 +198,7 @@ class _UserSearch:
         return dict(list(found.items())[:_FAMILIES])
 
     def refine(self, bar: tqdm) -> None:
-        """Cycles between the powers of two around the best ones; then normalized columns."""
+        """Try cycles between the powers of two around the best ones; then normalized columns."""
         for family, bounded in self._families().items():
             for _ in range(_ROUNDS):
                 before = len(self.found)
@@ -239,12 +239,7 @@ _Family = tuple[int, bool, int]  # k, copies, spread
 
 
 def _proven(scheme: Scheme, strategy: Strategy) -> list[str | None]:
-    """``None`` where deterministic accountants answer, or the names of those that a simulation
-    would refine.
-
-    Raises:
-        ValueError: if only a simulation answers, or nobody does.
-    """
+    """``[None]`` if deterministic accountants answer; else names that a simulation would refine."""
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     answering = find_accountants(mechanism)
     if all(isinstance(each, DeterministicAccountant) for each in answering):
