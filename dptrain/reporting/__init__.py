@@ -1,4 +1,4 @@
-"""What is written of a run: guarantees, reports and plots."""
+"""Records of a run: guarantees, reports and plots."""
 
 from typing import TYPE_CHECKING
 

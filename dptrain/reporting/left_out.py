@@ -1,4 +1,4 @@
-"""What contribution bounding left out, as a note of the statement."""
+"""A note of the statement about the examples and users that contribution bounding left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dptrain.sampling import BoundedGraph
 
 
 def bounding_note(bounded: BoundedGraph) -> str:
-    """How many examples and users were kept and dropped, in a sentence.
+    """Numbers of examples and users that were kept and dropped, in a sentence.
 
     A scheme knows the examples it draws from and not those that were dropped beforehand:
     ``private.guarantee().with_notes(bounding_note(bounded))``. The numbers are the public graph's.

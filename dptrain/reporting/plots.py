@@ -285,7 +285,7 @@ def save(figure: Any, path: str | pathlib.Path) -> None:
 
 
 def _draw_partition(partition: GraphPartition, components: Any, slots: Any) -> None:
-    """Two panels: what had to be cut, and what came of it."""
+    """Draw two panels: the components that had to be cut, and the result."""
     sizes = partition.component_sizes()
     parts = partition.cycle // partition.spread
     largest = partition.graph.examples / parts

@@ -21,7 +21,7 @@ OWNER_ONLY = 0o600
 
 
 def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pathlib.Path:
-    """Where a private file may be written.
+    """The path at which a private file may be written.
 
     Args:
         path: a file, or a folder that is there, in which it is called ``default``.
@@ -47,13 +47,13 @@ def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pat
 
 
 def has_line_break(name: str) -> bool:
-    """Whether a name would take more than one line of a file."""
+    """True if a name would take more than one line of a file."""
     return "\n" in name or "\r" in name
 
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """Whatever file or folder this process makes meanwhile is for its owner only."""
+    """Make every file or folder that this process creates meanwhile readable by its owner only."""
     before = os.umask(0o777 & ~0o700)
     try:
         yield

@@ -48,13 +48,13 @@ def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
 
 
 def positive(profile: Profile) -> Profile:
-    """The same, with ``SMALLEST_DELTA`` where a bound vanished in double precision."""
+    """The profile, with ``SMALLEST_DELTA`` where a bound vanished in double precision."""
     remove, add = (np.maximum(values, SMALLEST_DELTA) for values in (profile.remove, profile.add))
     return dataclasses.replace(profile, remove=remove, add=add)
 
 
 def _above(profile: Profile, guarantee: Guarantee) -> bool:
-    """Whether a δ beyond the guarantee's ε is above the guarantee's."""
+    """True if a δ beyond the guarantee's ε is above the guarantee's."""
     return bool((profile.delta[profile.epsilon >= guarantee.epsilon] > guarantee.delta).any())
 
 
@@ -69,7 +69,7 @@ def _failure_probability(guarantee: Guarantee) -> float | None:
 
 
 def _capped(profile: Profile, guarantee: Guarantee, *, needed: bool) -> Profile:
-    """The values of the points, beyond the guarantee's ε at most its δ."""
+    """The profile at its own points, with δ at most the guarantee's beyond the guarantee's ε."""
     beyond = profile.epsilon >= guarantee.epsilon
     found = [
         np.where(beyond, np.minimum(values, guarantee.delta), values)
@@ -86,7 +86,7 @@ def _capped(profile: Profile, guarantee: Guarantee, *, needed: bool) -> Profile:
 
 
 def _through(profile: Profile, guarantee: Guarantee, chance: float) -> Profile:
-    """The envelope of bounds that hold at once, and of the guarantee below them."""
+    """The envelope of bounds that hold at once, among them the guarantee's."""
     profile = _including(profile, guarantee.epsilon)
     here = profile.epsilon == guarantee.epsilon
     remove, add = (
@@ -109,7 +109,7 @@ def _through(profile: Profile, guarantee: Guarantee, chance: float) -> Profile:
 
 
 def _including(profile: Profile, epsilon: float) -> Profile:
-    """The same with one more ε, where the bound before it holds."""
+    """The profile with one more ε, at which it has the bound of the point before."""
     grid = profile.epsilon
     if not math.isfinite(epsilon) or (grid == epsilon).any():
         return profile
@@ -152,7 +152,7 @@ def chords(profile: Profile) -> Profile:
 
 
 def chance(profile: Profile) -> str:
-    """How likely it is that not all of its confidence bounds hold, as text, rounded up."""
+    """The chance that not all of its confidence bounds hold, as text, rounded up."""
     if profile.failure_probability is None:
         return ""
     value = profile.failure_probability

@@ -83,7 +83,7 @@ _MORE = {
 
 
 def conditions(guarantee: Guarantee) -> list[str]:
-    """What the statement rests on, in sentences."""
+    """The conditions of the statement, in sentences."""
     found = [*_COMMON, _randomness(guarantee.noise_generator), _data_sets(guarantee.adjacency)]
     if guarantee.unit.kind == "example":
         found.append(
@@ -101,13 +101,13 @@ def conditions(guarantee: Guarantee) -> list[str]:
 
 
 def _is_individual(guarantee: Guarantee) -> bool:
-    """Whether an individual filter ran: it is the accountant, or a note says so."""
+    """True if an individual filter ran: it is the accountant, or a note says so."""
     said = (guarantee.accountant, *guarantee.notes)
     return any(text.startswith(("individual ", "An individual filter ")) for text in said)
 
 
 def _data_sets(adjacency: Adjacency) -> str:
-    """How the two data sets differ in size, and what therefore is public."""
+    """The difference in size of the two data sets, and what therefore is public."""
     match adjacency:
         case Adjacency.ZERO_OUT:
             return (
@@ -128,7 +128,7 @@ def _data_sets(adjacency: Adjacency) -> str:
 
 
 def _randomness(generator: str | None) -> str:
-    """How far the run's numbers are from the ideal ones of the analysis."""
+    """The distance of the run's random numbers from the ideal ones of the analysis, in words."""
     if generator is None:
         return (
             f"{_IDEAL} A computer only approximates both: by floating-point numbers and a "
@@ -155,11 +155,6 @@ def statement(
     """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``.
 
     The arguments are those of ``privacy_report``.
-
-    Raises:
-        TypeError: if ``date`` is no date.
-        ValueError: if the guarantee is about adding or removing an example and tells how many
-            there are, or the profile is about something else.
     """
     _check_size_untold(guarantee)
     date = datetime.datetime.now(datetime.UTC).date() if date is None else date
@@ -191,7 +186,7 @@ def statement(
 def _curves(
     guarantee: Guarantee, profile: Profile | None
 ) -> tuple[Profile | None, Profile | None, str | None]:
-    """The curve that is shown, the proven one behind attacks, and why there is none of these."""
+    """The curve that is shown, the proven one behind attacks, and the reason why there is none."""
     if guarantee.kind is Kind.ESTIMATE:
         shown = None if profile is None else as_shown(profile, guarantee)
         return shown, None, "an estimate has no curve that is proven"
@@ -284,14 +279,7 @@ def _version(package: str) -> str:
 
 
 def statement_text(value: Mapping[str, Any]) -> str:
-    """A statement as Markdown: all of it follows from the value, so that both say the same.
-
-    Args:
-        value: as ``statement`` returns it, or read from the JSON that was written.
-
-    Raises:
-        ValueError: if it is not whole.
-    """
+    """A statement as Markdown: all of it follows from the whole value, so both say the same."""
     read = read_statement(value)
     guarantee, limits, profile = read.guarantee, read.limits, read.profile
     generator = guarantee.noise_generator
@@ -356,12 +344,12 @@ def statement_text(value: Mapping[str, Any]) -> str:
 
 
 def written_by(value: Mapping[str, Any]) -> str:
-    """The versions of what wrote a statement, in a sentence."""
+    """The versions of the programs that wrote a statement, in a sentence."""
     return "Written by " + ", ".join(f"{k} {v}" for k, v in value["software"].items()) + "."
 
 
 def curve_words(refused: str | None) -> list[str]:
-    """Why no curve is behind what an attack can reach, in a sentence; none if one is."""
+    """The reason why no curve is behind what an attack can reach, in a sentence; none if one is."""
     if refused is None:
         return []
     return [

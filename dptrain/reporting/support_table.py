@@ -1,4 +1,4 @@
-"""Which accountant answers for which scheme, strategy and adjacency: asked, not written down.
+"""Accountants that answer for each scheme, strategy and adjacency: asked, not written down.
 
 ``dptrain account --support`` prints the table.
 """
@@ -23,7 +23,7 @@ STEPS, EXAMPLES, BINS, SEPARATION, BANDS, MANY_BANDS = 800, 40_000, 80, 16, 8, 1
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one accountant says about one pair."""
+    """The answer of one accountant about one pair."""
 
     accountant: str
     kind: str
@@ -37,8 +37,6 @@ class Row:
 
     Attributes:
         scheme: how the scheme is written.
-        strategy: the class of strategies.
-        adjacency: the neighboring relation.
         answers: the accountants that cover it; those that answer only by name come last.
     """
 
@@ -91,7 +89,7 @@ def support_table() -> tuple[Row, ...]:
 
 @functools.cache
 def _table(accountants: tuple[Any, ...], kinds: tuple[type[Scheme], ...]) -> tuple[Row, ...]:
-    """The rows for what is registered now; both arguments only tell one state from another."""
+    """The rows for what is registered now; the arguments only tell one such state from another."""
     strategies = representative_strategies()
     schemes = {adjacency: representative_schemes(adjacency) for adjacency in Adjacency}
     rows = []

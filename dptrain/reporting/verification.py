@@ -1,4 +1,4 @@
-"""What of a privacy statement follows from the mechanism inside, worked out again."""
+"""The fields of a privacy statement that follow from the mechanism inside, worked out again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _UNSHOWN = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found of each field of a statement.
+    """The result of a verification for each field of a statement.
 
     Attributes:
         guarantee: as it was stated.
@@ -64,7 +64,7 @@ class Verification:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the guarantee was reproduced, and nothing beside it says otherwise."""
+        """True if the guarantee was reproduced, and nothing beside it says otherwise."""
         return not self.refuted
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ def verify_statement(value: Mapping[str, Any], text: str | None = None) -> Verif
 
 
 class _Findings:
-    """The lines so far."""
+    """The lines of a verification so far."""
 
     def __init__(self, guarantee: Guarantee) -> None:
         self.stated = guarantee
@@ -132,7 +132,7 @@ class _Findings:
         self.refuted: list[str] = []
 
     def same(self, what: str, stated: Any, found: Any, *, shown: str = "") -> None:
-        """Verified if they are equal, refuted otherwise."""
+        """Note a field as verified if both values are equal, as refuted otherwise."""
         if stated == found:
             self.verified.append(shown or f"{what} = {stated}")
         else:
@@ -225,7 +225,7 @@ class _Findings:
         self.declared += [f"note: {each}" for each in left]
 
     def check_statement(self, value: Mapping[str, Any], read: WholeStatement) -> None:
-        """What a statement says beside its guarantee."""
+        """Check the fields of a statement beside its guarantee."""
         stated = self.stated
         self.same(
             "the sentence", value["sentence"], str(stated), shown="the sentence, by its words"
@@ -244,7 +244,7 @@ class _Findings:
         ]
 
     def check_beside(self, value: Mapping[str, Any]) -> None:
-        """The curve, if there is one; fields that nothing is known of are declared."""
+        """Check the curve, if there is one; unknown fields count as declared."""
         if "profile" in value:
             self._profile("the curve", value["profile"], shown=True)
         checked = {"format", "sentence", "guarantee", "conditions", "profile", "proven_profile"}
@@ -254,7 +254,7 @@ class _Findings:
         ]
 
     def check_text(self, value: Mapping[str, Any], text: str) -> None:
-        """The Markdown, line by line."""
+        """Check the Markdown, line by line."""
         try:
             due = statement_text(value).splitlines()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -271,7 +271,7 @@ class _Findings:
         self.verified.append(f"the Markdown, {len(told)} lines, says what the JSON says")
 
     def _profile(self, what: str, value: Any, *, shown: bool) -> None:
-        """A curve, as it is shown beside the guarantee or as its accountant computes it."""
+        """Check a curve: as it is shown beside the guarantee, or as its accountant computes it."""
         try:
             profile = read_profile(value)
             if profile.kind not in PROVEN:
@@ -307,7 +307,7 @@ class _Findings:
         return as_shown(found, self.stated) if shown else found
 
     def _attacks(self, value: Mapping[str, Any], read: WholeStatement) -> None:
-        """What an attack can reach; that there is no curve is its author's word."""
+        """Check what an attack can reach; that there is no curve is its author's word."""
         refused = read.refused
         try:
             limits, proven = read.limits, read.proven is not None
@@ -329,12 +329,12 @@ def _short(value: Any) -> str:
 
 
 def _is_condition(note: str) -> bool:
-    """Whether a note belongs to every statement about users, and is no remark on a method."""
+    """True if a note belongs to every statement about users, and is no remark on a method."""
     return note == PUBLIC_GRAPH or note.startswith(AVERAGED.partition("{")[0])
 
 
 def _alike(stated: Any, found: Any) -> bool:
-    """Equal, but for the last digits of numbers."""
+    """True if both values are equal, but for the last digits of numbers."""
     if isinstance(stated, Mapping) and isinstance(found, Mapping):
         return stated.keys() == found.keys() and all(_alike(stated[k], found[k]) for k in found)
     if isinstance(stated, list | tuple) and isinstance(found, list | tuple):
@@ -347,7 +347,7 @@ def _alike(stated: Any, found: Any) -> bool:
 
 
 def _same_text(one: str, other: str) -> bool:
-    """The same words, and numbers that differ by no more than their last of six digits."""
+    """True for the same words, and numbers that differ by no more than their last of six digits."""
     if _NUMBER.split(one) != _NUMBER.split(other):
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)

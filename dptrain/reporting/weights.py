@@ -19,7 +19,7 @@ TAGS = ("differential-privacy", "dptrain")
 
 
 def key_facts(guarantee: Guarantee) -> dict[str, Any]:
-    """What a program that comes upon the weights should know; the statement has all of it.
+    """Facts for a program that comes upon the weights; the statement has all of them.
 
     Returns:
         JSON-ready values by name; an infinite ε is the text "inf".

@@ -1,1 +1,1 @@
-"""What is published about a run beside the guarantee: facts, and the pages made of all of it."""
+"""Facts that are published about a run beside the guarantee, and the pages made of all of it."""

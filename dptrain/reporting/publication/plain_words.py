@@ -18,7 +18,6 @@ def plain_words(
     """Questions and answers, in order.
 
     Args:
-        guarantee: what is promised.
         limits: what an attack can reach.
         facts: ``RunFacts.to_dict``, or ``None`` if nothing was said.
         date: when the statement was written, YYYY-MM-DD.
@@ -88,7 +87,7 @@ def _strength(guarantee: Guarantee, limits: TradeOff) -> str:
 
 
 def _up(rate: float) -> str:
-    """In percent, two digits after the point, rounded up."""
+    """A rate in percent, two digits after the point, rounded up."""
     return f"{min(100.0, math.ceil(rate * 1e4) / 100):.4g} %"
 
 

@@ -1,4 +1,4 @@
-"""What a statement says of a run beside its guarantee: the word of whoever trained."""
+"""The facts of a run that a statement tells beside its guarantee: the word of whoever trained."""
 
 from __future__ import annotations
 

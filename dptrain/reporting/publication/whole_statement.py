@@ -27,8 +27,6 @@ class WholeStatement:
     """A statement's JSON of which no field is missing.
 
     Attributes:
-        value: the JSON.
-        guarantee: what is promised.
         date: when it was written, YYYY-MM-DD.
         facts: what was declared (``RunFacts.to_dict``), if anything was.
     """
@@ -40,20 +38,12 @@ class WholeStatement:
 
     @property
     def profile(self) -> Profile | None:
-        """The curve that is shown, if there is one.
-
-        Raises:
-            ValueError: if it cannot be read.
-        """
+        """The curve that is shown, if there is one."""
         return read_profile(self.value["profile"]) if "profile" in self.value else None
 
     @property
     def proven(self) -> Profile | None:
-        """The curve behind ``limits``, if there is one.
-
-        Raises:
-            ValueError: if it cannot be read.
-        """
+        """The curve behind ``limits``, if there is one."""
         if "proven_profile" in self.value:
             return read_profile(self.value["proven_profile"])
         found = self.profile
@@ -61,17 +51,13 @@ class WholeStatement:
 
     @property
     def refused(self) -> str | None:
-        """Why there is no curve behind ``limits``, or ``None``."""
+        """The reason why there is no curve behind ``limits``, or ``None``."""
         told = self.value["attacks"]["curve_refused"]
         return None if told is None else str(told)
 
     @functools.cached_property
     def limits(self) -> TradeOff:
-        """What an attack can reach.
-
-        Raises:
-            ValueError: if a curve cannot be read.
-        """
+        """The limits of what an attack can reach."""
         return TradeOff.of(self.guarantee, self.proven)
 
 
@@ -83,23 +69,19 @@ def schema() -> dict[str, Any]:
 
 
 def is_statement(value: Mapping[str, Any]) -> bool:
-    """Whether a JSON object has a field that only statements have, whole or not."""
+    """True if a JSON object has a field that only statements have, whole or not."""
     return bool((set(schema()["properties"]) - set(_ALSO_ELSEWHERE)) & set(value))
 
 
 def stated_guarantee(value: Any) -> Guarantee:
-    """The guarantee of a JSON value, of which no field is left out.
-
-    Raises:
-        ValueError: if it is none, or a field is missing.
-    """
+    """The guarantee of a JSON value, of which no field is left out."""
     guarantee = Guarantee.from_json(json.dumps(value))
     _check_whole(value, schema()["properties"]["guarantee"], "guarantee")
     return guarantee
 
 
 def read_statement(value: Mapping[str, Any]) -> WholeStatement:
-    """What a statement says, if it is whole.
+    """Read a statement, if it is whole.
 
     Raises:
         ValueError: if it is no statement, of another format, or a field is missing or wrong.
@@ -129,7 +111,7 @@ def _check_whole(value: Mapping[str, Any], described: Mapping[str, Any], what: s
 
 
 def _missing(value: Any, described: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Names of required fields that are not there, those of fields within fields too."""
+    """Names of required fields that are missing, at any depth."""
     for inner in described.get("anyOf", ()):
         if value is not None:
             yield from _missing(value, inner, where)
