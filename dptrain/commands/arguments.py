@@ -60,12 +60,7 @@ def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) -> MatrixMechanism:
-    """The mechanism; ``noise_multiplier`` (if given) replaces the file's σ, or a configuration's.
-
-    Raises:
-        ValueError: if it is described by nothing, by two things, or wrongly.
-        OSError: if the file cannot be read.
-    """
+    """The mechanism; a ``noise_multiplier`` replaces the file's σ, or a configuration's."""
     if options.mechanism is None:
         stated = read_privacy(options).get("noise_multiplier")
         if noise_multiplier is None and stated is not None:
@@ -98,12 +93,7 @@ def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) 
 
 
 def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
-    """Scheme and strategy, from a JSON file, a configuration or flags (which take precedence).
-
-    Raises:
-        ValueError: if something is missing, contradicts another, or is wrong.
-        OSError: if a file cannot be read.
-    """
+    """Scheme and strategy, from a JSON file, a configuration or flags (which take precedence)."""
     if options.mechanism is not None:
         found = read_mechanism(options, None)
         return found.scheme, found.strategy
@@ -130,12 +120,7 @@ def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
 
 
 def read_privacy(options: argparse.Namespace) -> Settings:
-    """The configuration's ``privacy`` group: its targets, noise and accountant; else empty.
-
-    Raises:
-        ValueError: if it is no group of fields.
-        OSError: if the file cannot be read.
-    """
+    """The configuration's ``privacy`` group: its targets, noise and accountant; else empty."""
     found = _stated(options).get("privacy", {})
     if not isinstance(found, dict):
         raise ValueError(f"{options.config}: privacy={found!r} is no group of fields")
@@ -143,12 +128,7 @@ def read_privacy(options: argparse.Namespace) -> Settings:
 
 
 def stated_delta(options: argparse.Namespace, scheme: Scheme) -> float:
-    """δ of ``--delta``, or of the configuration, whose null is 1/(2 · protected units).
-
-    Raises:
-        ValueError: if neither says it.
-        OSError: if the file cannot be read.
-    """
+    """δ of ``--delta``, or of the configuration, whose null is 1/(2 · protected units)."""
     if options.delta is not None:
         return float(options.delta)
     if options.config is None:
@@ -158,11 +138,7 @@ def stated_delta(options: argparse.Namespace, scheme: Scheme) -> float:
 
 
 def number(name: str, value: Any) -> float:
-    """A configuration's value as a float.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """A configuration's value as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name}={value!r}: must be a number")
     return float(value)
@@ -183,7 +159,7 @@ def _stated(options: argparse.Namespace) -> Settings:
 def _check_names(
     path: pathlib.Path, stated: Settings, known: Sequence[str], group: str, near_only: bool = False
 ) -> None:
-    """Refuse fields that nobody reads; ``near_only`` those that one of the known was meant by.
+    """Refuse fields that nobody reads; with ``near_only``, only those close to a known name.
 
     A configuration of a recipe has fields of that recipe's own beside the known ones.
     """

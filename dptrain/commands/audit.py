@@ -145,11 +145,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _attached(options: argparse.Namespace, mechanism: MatrixMechanism) -> MatrixMechanism:
-    """The mechanism with the edges of ``--users``, which its file lacks.
-
-    Raises:
-        ValueError: if the file is no such graph, or ``--users`` and the scheme do not fit.
-    """
+    """The mechanism with the edges of ``--users``, which its file lacks."""
     scheme = mechanism.scheme
     protects_users = isinstance(scheme, UserScheme) and scheme.participants is scheme
     if options.users is None:
@@ -196,7 +192,7 @@ def _by_canaries(
 def _check_canaries(
     options: argparse.Namespace, mechanism: MatrixMechanism, adjacency: Adjacency
 ) -> None:
-    """Refuse what canaries cannot be about, before ε is worked out."""
+    """Refuse settings that canaries cannot audit, before ε is worked out."""
     size = mechanism.scheme.dataset_size
     if options.users is None and size > _MOST_CANARIES:
         raise ValueError(

@@ -87,11 +87,7 @@ def run(options: argparse.Namespace) -> None:
 def keeping_certificates(
     mechanism: MatrixMechanism, name: str | None, adjacency: Adjacency | None, folder: pathlib.Path
 ) -> SimulatedAccountant:
-    """The simulating accountant that answers, with a folder for its certificates.
-
-    Raises:
-        ValueError: if the accountant that answers does not simulate, or the folder is unusable.
-    """
+    """The simulating accountant that answers, with a folder for its certificates."""
     members = find_accountants(mechanism, name, adjacency=adjacency)
     member = members[0]
     if len(members) > 1 or not isinstance(member, SimulatedAccountant):

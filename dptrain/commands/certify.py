@@ -40,11 +40,7 @@ _PATIENCE = datetime.timedelta(days=30)  # the others wait while one is slow
 
 
 class Group(Processes):
-    """All processes that torchrun started, or this one alone.
-
-    Attributes:
-        here: how many of them are on this machine.
-    """
+    """All processes that torchrun started, or this one alone; ``here`` of them on this machine."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -68,8 +64,7 @@ class Group(Processes):
     def from_first(self, work: Callable[[], T]) -> T:
         """The result of ``work`` on the first process, on all of them.
 
-        Raises:
-            ValueError: on all of them, if it fails there.
+        If it fails there, all of them raise a ``ValueError``.
         """
         if self.size == 1:
             return work()
@@ -87,7 +82,7 @@ class Group(Processes):
         return found
 
     def all(self, value: T) -> list[T]:
-        """Everybody's value, on all of them."""
+        """The values of all processes, on each of them."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
@@ -145,12 +140,7 @@ def _certify(options: argparse.Namespace, group: Group) -> None:
 
 
 def read_mechanism(path: Path) -> MatrixMechanism:
-    """Scheme and strategy from ``MatrixMechanism.to_json`` or the same as YAML; σ may be left out.
-
-    Raises:
-        ValueError: if the file holds something else.
-        FileNotFoundError: if there is none.
-    """
+    """The mechanism of a file: ``MatrixMechanism.to_json``, or that as YAML; σ may be left out."""
     try:
         if path.suffix.lower() in (".yaml", ".yml"):
             from dptrain.configuration import read_yaml  # needs PyYAML

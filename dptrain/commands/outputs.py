@@ -14,13 +14,7 @@ _IMAGES = (".png", ".pdf", ".svg")
 
 
 def check_outputs(*paths: pathlib.Path | None, plot: pathlib.Path | None = None) -> None:
-    """Find out now rather than after the work that a file cannot be written.
-
-    Raises:
-        ValueError: if a folder cannot be made or a file not opened, or ``plot`` does not end
-            like an image.
-        ModuleNotFoundError: if ``plot`` is given and matplotlib is missing.
-    """
+    """Raise now, rather than after the work, if a file cannot be written."""
     for path in (*paths, plot):
         if path is not None:
             fresh = not path.exists()
@@ -48,10 +42,7 @@ def check_outputs(*paths: pathlib.Path | None, plot: pathlib.Path | None = None)
 def read_json(path: pathlib.Path) -> Any:
     """The value of a JSON file.
 
-    Raises:
-        ValueError: if it is no JSON, names a field twice (readers would differ on which counts), or
-            is nested too deeply to be any that dptrain writes.
-        OSError: if it cannot be read.
+    Fields that are named twice are refused, as readers would differ on which one counts.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_fields)
@@ -83,12 +74,7 @@ def draw(
 
 
 def read_graph(path: pathlib.Path) -> AttributionGraph:
-    """The users of examples in the file of ``--users``, a line for each example.
-
-    Raises:
-        ValueError: if it is no such graph.
-        OSError: if it cannot be read.
-    """
+    """The users of examples in the file of ``--users``, a line for each example."""
     try:
         with path.open(encoding="utf-8") as lines:
             return AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)

@@ -97,7 +97,7 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, message) from None
 
     def error(self, message: str) -> NoReturn:
-        """One line, as of every other mistake: the usage is long, and ``--help`` has it."""
+        """Exit with one line, as for other mistakes: the usage is long, and ``--help`` has it."""
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

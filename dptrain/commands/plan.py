@@ -200,7 +200,7 @@ _NOT_FOR_USERS = {
 
 
 def _plan_users(options: argparse.Namespace) -> None:
-    """Compare what protects the users of a file."""
+    """Compare ways to protect the users of a file."""
     for name, usual in _NOT_FOR_USERS.items():
         if getattr(options, name) != usual:
             flag = f"--{name.replace('_', '-')}"
@@ -230,7 +230,7 @@ def _plan_users(options: argparse.Namespace) -> None:
 
 
 def _command(program: str, options: argparse.Namespace) -> str:
-    """The command line again, as far as it decides the plan."""
+    """The command line again, with the arguments that decide the plan."""
     words = program.split()
     for module in getattr(options, "modules", []):
         words[1:1] = ["--import", module]

@@ -118,11 +118,7 @@ def run(options: argparse.Namespace) -> None:
 def _pages(
     path: pathlib.Path, pages: Mapping[Callable[[Any], str], pathlib.Path | None]
 ) -> dict[pathlib.Path, str]:
-    """Texts of the pages that are asked for, by their files.
-
-    Raises:
-        ValueError: if there is no statement, or nothing in it to be published.
-    """
+    """Texts of the pages that are asked for, by their files."""
     asked = [(make, file) for make, file in pages.items() if file is not None]
     if not asked:
         return {}
@@ -137,11 +133,7 @@ def _pages(
 
 
 def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
-    """Guarantees, steps that ran and steps planned, by the statement or else by the checkpoint.
-
-    Raises:
-        ValueError: if there is neither, or it cannot be read.
-    """
+    """Guarantees, steps that ran and steps planned, by the statement or else by the checkpoint."""
     statement = path / STATEMENT if path.is_dir() else path
     if statement.is_file() and statement.suffix == ".json":
         value = read_json(statement)

@@ -69,11 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _recipe(config: pathlib.Path, overrides: Sequence[str]) -> str:
-    """What the configuration, or an override, says of ``recipe``.
-
-    Raises:
-        ValueError: if it says none, or one that is not there.
-    """
+    """The recipe that the configuration, or an override, names."""
     stated = read_yaml(config)
     name = stated.get("recipe") if isinstance(stated, dict) else None
     for override in overrides:

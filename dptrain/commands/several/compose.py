@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> None:
 def _asked(
     options: argparse.Namespace, runs: Sequence[KnownRun], together: ComposedRuns
 ) -> tuple[float, float]:
-    """(ε, δ) of the statement, of which one was given or follows from what the runs state."""
+    """The (ε, δ) of the statement; one of them is given or follows from what the runs state."""
     if options.epsilon is not None:
         remove, add = together.delta(options.epsilon)
         return options.epsilon, max(float(max(remove, add)), SMALLEST_DELTA)
@@ -178,7 +178,7 @@ def _asked(
 def _basic(
     runs: Sequence[KnownRun], together: ComposedRuns, epsilon: float, delta: float
 ) -> dict[str, Any]:
-    """What adding up gives: of the stated numbers, and at the δ of the statement."""
+    """The result of basic composition: of the stated numbers, and at the δ of the statement."""
     at = together.added_up(delta) if delta < 1 else 0.0
     found: dict[str, Any] = {"epsilon_at_delta": plain_epsilon(at)}
     text = (
@@ -258,7 +258,7 @@ def _assumed(runs: Sequence[KnownRun], options: argparse.Namespace) -> list[str]
 
 
 def _apart(adjacency: Adjacency) -> str:
-    """What must not follow from others' data, where data sets share no unit."""
+    """The condition under which data sets that share no unit compose as disjoint ones, in words."""
     match adjacency:
         case Adjacency.ZERO_OUT:
             return "who is in which is public or was decided without looking at the data"

@@ -35,8 +35,7 @@ class LedgerEntry:
         unit: who is protected.
         adjacency: what may differ.
         data: what its scheme says of the data set.
-        overlapping: whether it was said that a data set of another size shares people.
-        mechanism_hash: of its mechanism.
+        overlapping: True if it was said that a data set of another size shares people.
         failure_probability: chance that its statement is false; ``None`` if unknown.
     """
 
@@ -70,13 +69,7 @@ class LedgerEntry:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> LedgerEntry:
-        """Read what ``to_dict`` gave.
-
-        Raises:
-            KeyError: if a field is missing.
-            TypeError: if a field is of another type.
-            ValueError: if a field is out of range.
-        """
+        """Read what ``to_dict`` gave."""
         chance = value["failure_probability"]
         about = {name: value[name] for name in ("unit", "adjacency")}  # which old curves do not say
         return cls(
@@ -95,7 +88,7 @@ class LedgerEntry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LedgerBudget:
-    """What a ledger was opened with.
+    """The budget that a ledger was opened with.
 
     Attributes:
         date: when, in UTC.
@@ -139,13 +132,7 @@ class LedgerBudget:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> LedgerBudget:
-        """Read what ``to_dict`` gave.
-
-        Raises:
-            KeyError: if a field is missing.
-            TypeError: if a field is of another type.
-            ValueError: if a field is out of range, or the numbers do not belong together.
-        """
+        """Read what ``to_dict`` gave."""
         found = {field.name: value[field.name] for field in dataclasses.fields(cls)}
         if found["adjacency"] is not None:
             found["adjacency"] = Adjacency(found["adjacency"])
@@ -153,24 +140,17 @@ class LedgerBudget:
 
 
 class BudgetLedger:
-    """What a ledger's file holds, every line of it checked.
+    """The contents of a ledger's file, every line of it checked.
 
     Each line has the SHA-256 of the line before, so that a line that was changed, moved or taken
     out of the middle does not fit to the next one. That the last line was changed, or lines were
     cut off at the end, shows only to somebody who has noted down the last hash.
-
-    Args:
-        path: of the file.
-        text: of the file.
 
     Attributes:
         budget: what it was opened with.
         entries: the releases, in order.
         hashes: of all lines, in order.
         filter: what is left of the budget.
-
-    Raises:
-        ValueError: if the file is no ledger or was changed, naming the line.
     """
 
     def __init__(self, path: pathlib.Path, text: str) -> None:
@@ -212,11 +192,7 @@ class BudgetLedger:
         self.hashes.append(line_hash(line))
 
     def take(self, entry: LedgerEntry) -> None:
-        """Charge a release, here and not in the file.
-
-        Raises:
-            ValueError: if its charge does not fit, or does not follow from its curve.
-        """
+        """Charge a release, here and not in the file."""
         if entry.limits.kind is Kind.ESTIMATE:
             raise ValueError(f"the curve of {entry.name} is an estimate, which proves nothing")
         least = least_slack(entry.limits, entry.charge.mu)
@@ -227,7 +203,7 @@ class BudgetLedger:
 
     @property
     def adjacency(self) -> Adjacency | None:
-        """Of all its releases, if that has been decided."""
+        """The neighboring relation of all releases, if that has been decided."""
         return self.entries[0].adjacency if self.entries else self.budget.adjacency
 
 
@@ -242,23 +218,13 @@ def now() -> str:
 
 
 def read_ledger(path: pathlib.Path) -> BudgetLedger:
-    """The ledger of a file.
-
-    Raises:
-        ValueError: if there is none, or it was changed.
-        OSError: if it cannot be read.
-    """
+    """The ledger of a file."""
     with _opened(path, "rb") as file:
         return BudgetLedger(path, _text(path, file))
 
 
 def open_ledger(path: pathlib.Path, budget: LedgerBudget) -> BudgetLedger:
-    """Begin a ledger in a new file.
-
-    Raises:
-        ValueError: if the file exists.
-        OSError: if it cannot be written.
-    """
+    """Begin a ledger in a new file."""
     line = json.dumps({**budget.to_dict(), "previous": _NOTHING}, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -273,13 +239,7 @@ def open_ledger(path: pathlib.Path, budget: LedgerBudget) -> BudgetLedger:
 
 @contextlib.contextmanager
 def locked_ledger(path: pathlib.Path) -> Iterator[tuple[BudgetLedger, IO[bytes]]]:
-    """A ledger that nobody else writes meanwhile, and its file for ``append``.
-
-    Raises:
-        ValueError: as ``read_ledger``.
-        OSError: if it cannot be read and written.
-        ModuleNotFoundError: where the operating system has no ``flock``.
-    """
+    """A ledger that nobody else writes meanwhile, and its file for ``append``."""
     import fcntl
 
     with _opened(path, "r+b") as file:
@@ -290,9 +250,7 @@ def locked_ledger(path: pathlib.Path) -> Iterator[tuple[BudgetLedger, IO[bytes]]
 def append(ledger: BudgetLedger, file: IO[bytes], entry: LedgerEntry) -> None:
     """Charge a release, in the ledger and on the disk.
 
-    Raises:
-        ValueError: as ``BudgetLedger.take``; nothing is written then.
-        OSError: if it cannot be written.
+    Nothing is written if the charge is refused.
     """
     ledger.take(entry)
     value = {**entry.to_dict(), "previous": ledger.hashes[-1]}

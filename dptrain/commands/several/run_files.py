@@ -1,4 +1,4 @@
-"""What is known of a run's privacy, from the files that dptrain writes of it."""
+"""The privacy of a run, as far as the files that dptrain writes of it tell."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KnownRun:
         name: what tables call it.
         limits: δ(ε) as far as it is known: a curve, or one (ε, δ).
         guarantee: as it was stated, or as ``account`` states it of a bare mechanism.
-        stated: whether a file stated the guarantee.
+        stated: True if a file stated the guarantee.
     """
 
     name: str
@@ -45,17 +45,17 @@ class KnownRun:
 
     @property
     def unit(self) -> Unit:
-        """Who is protected."""
+        """The unit of privacy: an example, or a user."""
         return self.guarantee.unit
 
     @property
     def adjacency(self) -> Adjacency:
-        """What may differ."""
+        """The neighboring relation of the guarantee."""
         return self.guarantee.adjacency
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the scheme says of the data set: sizes, and a digest of a graph of users."""
+        """The data set, as the scheme describes it: sizes, and a digest of a graph of users."""
         scheme = self.guarantee.scheme
         found = {name: scheme[name] for name in _SIZES if scheme.get(name) is not None}
         if "graph" in found:
@@ -78,7 +78,7 @@ class KnownRun:
 
 
 def how_shown(kind: Kind, chances: Sequence[float | None]) -> str:
-    """How a statement about several runs was shown, in words.
+    """The proof or estimate behind a statement about several runs, in words.
 
     Args:
         kind: of the weakest of them.
@@ -102,10 +102,6 @@ def read_runs(
         paths: mechanisms, statements or summaries as JSON, or folders of runs.
         delta: at which a bare mechanism is accounted for where only a simulation answers.
         adjacency: of bare mechanisms; by default the mechanism's.
-
-    Raises:
-        ValueError: if a file is none of these, or says nothing of a run's privacy.
-        OSError: if a file cannot be read.
     """
     read = [(path, _read(path)) for path in paths]
     found = []
@@ -198,7 +194,7 @@ def _curve(mechanism: MatrixMechanism, guarantee: Guarantee) -> TradeOff:
 
 
 def _mechanism(guarantee: Guarantee) -> MatrixMechanism | None:
-    """What a guarantee is about, if it says all of it; ``None`` else, and of a filter's budget."""
+    """The mechanism of a guarantee that says all of it; ``None`` else, and of a filter's budget."""
     said = (guarantee.accountant, *guarantee.notes)
     if any(text.startswith(("individual ", "An individual filter ")) for text in said):
         return None
