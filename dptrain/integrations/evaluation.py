@@ -1,4 +1,4 @@
-"""Whether a trainer would evaluate on the examples that it trains on, which no noise protects."""
+"""Detection of evaluation on the examples that are trained on, which no noise protects."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ class TrainingRows:
     their rows. Rows are compared by what they hold, in the columns of the one that has fewer, on up
     to ``LOOKED_AT`` of either: data sets of no more are compared completely. Rows of which one was
     made of the other (cut into tokens, say) are not known to be one.
-
-    Args:
-        dataset: with rows.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -34,7 +31,7 @@ class TrainingRows:
         self._compared: list[tuple[Any, bool | None]] = []  # held, so that no other is taken for it
 
     def hold(self, data: Any) -> bool | None:
-        """Whether some of the data are theirs; ``None`` if that cannot be told.
+        """True if some of the data are theirs; ``None`` if that cannot be told.
 
         Args:
             data: a data set, several by name or in a list, or ``None``.
@@ -60,7 +57,7 @@ class TrainingRows:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two data sets are one, or a part of one, or have one fingerprint."""
+    """True if two data sets are one, or a part of one, or have one fingerprint."""
     if isinstance(one, Mapping):
         return any(is_same(part, other) for part in one.values())
     if isinstance(one, torch.utils.data.Subset):
@@ -70,7 +67,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _overlap(one: Any, other: Any) -> bool:
-    """Whether two of ``datasets`` have a row at the same place in memory, in whatever order."""
+    """True if two of ``datasets`` have a row at the same place in memory, in whatever order."""
     if not all(hasattr(data, "_data") and hasattr(data, "_indices") for data in (one, other)):
         return False
     mine, theirs = _places(one), _places(other)
@@ -82,7 +79,7 @@ def _overlap(one: Any, other: Any) -> bool:
 
 
 def _places(dataset: Any) -> dict[int, np.ndarray[Any, np.dtype[np.int64]]]:
-    """The rows of an arrow table, by the memory that they lie in: slices share their whole's."""
+    """The rows of an arrow table, by address in memory: slices share that of the whole."""
     chunks = dataset._data.column(0).chunks if dataset.column_names else []
     wanted = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
     found: dict[int, list[Any]] = {}
@@ -120,13 +117,13 @@ def _columns(dataset: Any) -> frozenset[str] | None:
 
 
 def _plain(dataset: Any) -> Any:
-    """The data set without a format or transform, where it can do without."""
+    """The data set without a format or transform, if it can be had without."""
     own = getattr(dataset, "with_format", None)
     return dataset if own is None else own(None)
 
 
 def _digests(dataset: Any, columns: frozenset[str] | None) -> Iterator[bytes]:
-    """A digest of each of the rows that are looked at, alike for alike values."""
+    """A digest of each row that is looked at; equal values have equal digests."""
     rows = _plain(dataset)
     size = len(rows)
     looked = sorted(set(np.linspace(0, size - 1, min(size, LOOKED_AT)).astype(int).tolist()))
@@ -141,7 +138,7 @@ def _digests(dataset: Any, columns: frozenset[str] | None) -> Iterator[bytes]:
 
 
 def _feed(sha: Any, value: Any) -> None:
-    """Add a value, as a tensor, an array or a list of the same numbers alike."""
+    """Add a value to a digest; a tensor, an array and a list of the same numbers count alike."""
     if isinstance(value, Mapping):
         for name in sorted(value, key=str):
             sha.update(f"{name}=".encode())
@@ -166,7 +163,7 @@ def _feed(sha: Any, value: Any) -> None:
 
 
 def _numbers(value: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """Numbers in whatever they were kept in, as float64; ``None`` for anything else."""
+    """The numbers of a value of any container, as float64; ``None`` for anything else."""
     if not isinstance(value, bool | int | float | list | tuple | np.ndarray | np.generic):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What ``accelerator.prepare`` does for ordinary training, done as a private run needs it."""
+"""The work of ``accelerator.prepare`` in ordinary training, done as a private run needs it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _check(accelerator: Any, private: PrivateTraining) -> None:
 
 
 def _refusing(clip: Callable[..., Any], name: str, private: PrivateTraining) -> Callable[..., Any]:
-    """``clip`` for parameters of other models; nothing would come of it for those of the run."""
+    """``clip`` that refuses the run's parameters, on which it would have no effect."""
     own = {id(p) for p in private.optimizer.params}
 
     def clips(parameters: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What Lightning's fit loop is given in place of the user's data loader."""
+"""The private batches that Lightning's fit loop is given in place of the user's data loader."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CountedBatches:
 
 
 class BatchSource:
-    """Where the fit loop takes its training data from, in the place of Lightning's own record.
+    """The source of the fit loop's training data, in the place of Lightning's own record.
 
     Args:
         own: Lightning's, which says what the user gave: loaders, or a module with a hook for them.

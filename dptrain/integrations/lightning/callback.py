@@ -134,11 +134,11 @@ class PrivateCallback(Callback):
         return self._private
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """That of the planned run; see ``PrivateTraining.guarantee``."""
+        """The guarantee of the planned run; see ``PrivateTraining.guarantee``."""
         return self.private.guarantee(delta)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what cannot be, and stand between the fit loop and the training data."""
+        """Refuse unusable settings, and stand between the fit loop and the training data."""
         if stage != TrainerFn.FITTING:
             return
         if self._begun:
@@ -167,7 +167,7 @@ class PrivateCallback(Callback):
         loop._data_source = self._source  # type: ignore[assignment]
 
     def _batches(self, trainer: pl.Trainer) -> CountedBatches:
-        """What the fit loop goes over; it may ask while optimizers are configured."""
+        """The batches of the fit loop, which may ask for them while optimizers are configured."""
         plan = self._planned(trainer)
         return CountedBatches(plan.epoch * plan.parts, lambda: self.private.loader)
 
@@ -200,7 +200,7 @@ class PrivateCallback(Callback):
         return self._plan
 
     def _accumulate(self, trainer: pl.Trainer, parts: int) -> None:
-        """Have Lightning take the parts of a logical batch for one step."""
+        """Make Lightning take the parts of a logical batch for one step."""
         if parts == 1:
             return
         loop = trainer.fit_loop.epoch_loop
@@ -219,7 +219,7 @@ class PrivateCallback(Callback):
 
     @property
     def _at_last(self) -> bool:
-        """Whether a logical step ends with the batch at hand."""
+        """True if a logical step ends with the batch at hand."""
         batch = self.private.loader.current
         return batch is None or batch.last
 
@@ -274,7 +274,7 @@ class PrivateCallback(Callback):
                 self._before(callback, "_save_checkpoint", lambda: check_monitors(trainer))
 
     def _before(self, owner: Any, name: str, first: Callable[[], object]) -> None:
-        """Have a method of Lightning's do something first, until the fit is over."""
+        """Make a method of Lightning's do something first, until the fit is over."""
         method = getattr(owner, name)
 
         def both(*args: Any, **more: Any) -> Any:
@@ -299,7 +299,7 @@ class PrivateCallback(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Hold the place in Lightning's loop against the place in the plan."""
+        """Compare the place in Lightning's loop with the place in the plan."""
         assert self._plan is not None
         at_hand = self.private.loader.current
         assert at_hand is not None
@@ -329,7 +329,7 @@ class PrivateCallback(Callback):
             self._tell(trainer, pl_module)
 
     def _tell(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """ε so far and as planned, for the progress bar and the trainer's loggers."""
+        """Report ε so far and as planned to the progress bar and the trainer's loggers."""
         done = self.private.steps_executed
         often = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if done in (1, self.private.mechanism.steps) or (often and done % often == 0):
@@ -337,11 +337,11 @@ class PrivateCallback(Callback):
                 pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=True)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See what the last epoch's hooks logged."""
+        """Check the metrics that the last epoch's hooks logged."""
         check_monitors(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say so where the fit ended before its plan."""
+        """Warn if the fit ended before its plan."""
         check_monitors(trainer)
         done, planned = self.private.steps_executed, self.private.mechanism.steps
         if done < planned:
@@ -390,7 +390,7 @@ class PrivateCallback(Callback):
 
 
 def _keep_from_others(plugin: Any) -> None:
-    """Have files with a private run be readable by their owner only, whatever writes them."""
+    """Make files with a private run readable by their owner only, whatever writes them."""
     while isinstance(inner := getattr(plugin, "checkpoint_io", None), CheckpointIO):
         plugin = inner
     if "save_checkpoint" in vars(plugin):
@@ -410,9 +410,9 @@ def _keep_from_others(plugin: Any) -> None:
 
 
 class _WholeLoss(ClosureResult):
-    """What ``training_step`` returned, with the loss as it is."""
+    """The result of ``training_step``, with the loss as it is."""
 
     @classmethod
     def from_training_step_output(cls, training_step_output: Any, normalize: int = 1) -> Any:
-        """As Lightning's, with nothing to divide by."""
+        """The result as Lightning's, without dividing the loss."""
         return super().from_training_step_output(training_step_output, 1)

@@ -1,4 +1,4 @@
-"""How many steps a fit makes, held against how many the scheme plans."""
+"""The number of steps that a fit makes, held against the number that the scheme plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dptrain.sampling import Poisson, Scheme
 
 @dataclasses.dataclass(frozen=True)
 class FitPlan:
-    """What a fit is going to run.
+    """The plan of a fit.
 
     Attributes:
         scheme: how batches are drawn, ``None`` where a mechanism says so.
@@ -27,12 +27,12 @@ class FitPlan:
 
     @property
     def parts(self) -> int:
-        """Batches that Lightning sees of a logical one."""
+        """Number of Lightning's batches that make one logical batch."""
         return self.loading.microbatches or 1
 
     @property
     def epoch(self) -> int:
-        """Logical steps of an epoch."""
+        """Number of logical steps of an epoch."""
         assert self.loading.steps_per_epoch is not None
         return self.loading.steps_per_epoch
 
@@ -49,16 +49,9 @@ def fit_plan(
     """The plan of a fit whose end the trainer and the scheme agree on.
 
     Args:
-        data: the user's training loader.
         max_epochs, max_steps: of the trainer; -1 is no limit.
         scheme: as given to the callback. Without one, and without a mechanism, it is Poisson
             sampling with the loader's batch size, for what the trainer runs.
-        mechanism: as given to the callback.
-        loading: as given to the callback.
-
-    Raises:
-        ValueError: if the fit would end before or after the steps that are planned, or nothing says
-            how many these are; naming both sides.
     """
     known = scheme if mechanism is None else mechanism.scheme
     if known is None:
@@ -113,11 +106,7 @@ def _refuse(steps: int, plan: str, epoch: int, max_epochs: int, max_steps: int) 
 
 
 def _poisson(data: Any, max_epochs: int, max_steps: int) -> Scheme:
-    """Poisson batches of the loader's size, for what the trainer runs.
-
-    Raises:
-        ValueError: if the loader, or the trainer, does not say enough.
-    """
+    """Poisson batches of the loader's size, for what the trainer runs."""
     if not isinstance(data, DataLoader) or data.batch_size is None:
         raise ValueError(
             f"scheme=None and the training data is a {type(data).__name__}: Poisson sampling "

@@ -129,11 +129,7 @@ def check_lightning_module(module: pl.LightningModule) -> None:
 
 
 def only_optimizer(optimizers: list[Any]) -> Any:
-    """The one optimizer of the module.
-
-    Raises:
-        ValueError: if there are several, or none.
-    """
+    """The one optimizer of the module."""
     if len(optimizers) > 1:
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ValueError(
@@ -152,12 +148,7 @@ def only_optimizer(optimizers: list[Any]) -> Any:
 
 
 def check_whole_steps(trainer: pl.Trainer, parts: int) -> None:
-    """Refuse checkpoints that would be taken between the parts of a step.
-
-    Args:
-        trainer: about to train.
-        parts: batches of a logical step.
-    """
+    """Refuse checkpoints that would be taken between the ``parts`` of a step."""
     saving = [c for c in trainer.checkpoint_callbacks if isinstance(c, callbacks.ModelCheckpoint)]
     for callback in saving:
         if parts > 1 and callback._train_time_interval is not None:
@@ -216,8 +207,7 @@ def check_evaluation(loaders: Any, training: TrainingRows, *, public: bool) -> N
 
     Args:
         loaders: the trainer's, one or several in lists or by name; ``None`` without validation.
-        training: the examples.
-        public: whether the user says that the data are other people's.
+        public: True if the user says that the data are other people's.
     """
     for loader in tree_leaves(loaders):
         data = getattr(loader, "dataset", loader)

@@ -123,7 +123,7 @@ class RunLoggers:
         self._send({f"{name}/{part}": value for name, value in values.items()} | self._standing())
 
     def private(self, values: Mapping[str, float], *, part: str = "train") -> None:
-        """Send what is not for release, if that was asked for; nothing otherwise.
+        """Send figures that are not for release, if that was asked for; else do nothing.
 
         Args:
             values: by name.
@@ -181,7 +181,7 @@ def _opened(tool: str | Tool | Function, place: Place) -> Tool:
 
 
 def _facts(run: PrivateTraining, *, covered: bool) -> dict[str, Any]:
-    """The mechanism in short; the statement of the run has all of it."""
+    """The mechanism in short; the statement of the run has all its fields."""
     mechanism = run.mechanism
     facts: dict[str, Any] = {
         "scheme": mechanism.scheme.published()["type"],

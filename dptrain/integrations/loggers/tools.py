@@ -18,7 +18,7 @@ _ID = "dptrain_run_id"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where and for what run a tool keeps its record.
+    """The folder and the run of which a tool keeps its record.
 
     Attributes:
         folder: of the run; the tool has a folder of its own in it.
@@ -72,7 +72,7 @@ class TensorBoard(Tool):
         self._writer = SummaryWriter(str(place.own("tensorboard")), purge_step=place.steps + 1)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """One scalar each, all stamped with the time at which the run began."""
+        """Log one scalar each, all stamped with the time at which the run began."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, walltime=self._began)
 
@@ -126,7 +126,7 @@ class WeightsAndBiases(Tool):
         )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """One row."""
+        """Log one row."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class MLflow(Tool):
         return found
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """One metric each, all stamped with the time at which the run began."""
+        """Log one metric each, all stamped with the time at which the run began."""
         for name, value in values.items():
             key = _REFUSED.sub("_", name)
             self._client.log_metric(self._run, key, value, timestamp=self._began, step=step)

@@ -1,4 +1,4 @@
-"""What a private run needs to be told beside ``TrainingArguments``."""
+"""The arguments of a private run beside ``TrainingArguments``."""
 
 from __future__ import annotations
 
@@ -132,11 +132,7 @@ class PrivacyArguments:
 
 
 def _settings(name: str, value: Any, kind: type, owner: str) -> Any:
-    """A value of the kind as it is; anything else as the mapping that a configuration writes.
-
-    Raises:
-        TypeError, ValueError: if it is neither.
-    """
+    """A value of the kind as it is; anything else as the mapping that a configuration writes."""
     if isinstance(value, kind):
         return value
     if isinstance(value, str) and value.lstrip().startswith("{"):

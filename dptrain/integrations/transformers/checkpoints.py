@@ -26,10 +26,8 @@ def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments, *, h
     """Save the run's state, optimizer and schedules included, in a checkpoint's folder.
 
     Args:
-        folder: of the checkpoint.
-        private: the run.
         privacy: what it was asked for.
-        here: whether this process writes; all of them have to call, as each has a part of it.
+        here: True if this process writes; all of them have to call, as each has a part of it.
     """
     state: dict[str, Any] = {"format": _FORMAT, "asked": privacy.asked}
     divided = pathlib.Path(folder) / PRIVATE_FOLDER
@@ -51,11 +49,7 @@ def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments, *, h
 
 
 def read(folder: str) -> dict[str, Any]:
-    """What ``write`` saved.
-
-    Raises:
-        ValueError: if the folder holds no such file, or another layout of it.
-    """
+    """The saved values that ``write`` left in a checkpoint's folder."""
     path = pathlib.Path(folder) / PRIVATE_FILE
     if not path.is_file():
         raise ValueError(
@@ -73,16 +67,7 @@ def read(folder: str) -> dict[str, Any]:
 
 
 def load(folder: str, saved: Mapping[str, Any], private: PrivateTraining) -> None:
-    """Bring a run to where it was saved.
-
-    Args:
-        folder: of the checkpoint.
-        saved: what ``read`` gave.
-        private: the run.
-
-    Raises:
-        ValueError: if it is of another run, or damaged.
-    """
+    """Bring a run to where it was saved, by what ``read`` gave."""
     several = private.optimizer.shared.ranks.world_size > 1
     if saved.get("divided") and several and not FullySharded.there(private.module):
         raise ValueError(

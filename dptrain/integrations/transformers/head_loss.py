@@ -37,10 +37,9 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def head_of(model: nn.Module) -> str:
-    """Which loss a model's head is trained with.
+    """The kind of head of a model, which says with which loss it is trained.
 
-    Raises:
-        ValueError: for heads whose loss is not known example by example, with the remedy.
+    Heads are refused whose loss is not known example by example.
     """
     model = bare(model)
     config = getattr(model, "config", None)
@@ -102,7 +101,7 @@ def example_loss(
 
 
 class LossCheck:
-    """Whether a loss function gives a few rows together what it gives each of them alone.
+    """A check that a loss function gives a few rows together what it gives each of them alone.
 
     A mean over rows of one loss for each does. A mean over the tokens of the batch, a contrast of
     rows or a loss with weights of the whole batch does not, unless the rows happen to be alike: it
@@ -125,12 +124,8 @@ class LossCheck:
         """Look at some rows of a batch, while it has not been seen often enough.
 
         Args:
-            outputs: of the model.
             labels: tensors, or a mapping or sequence of them.
             rows: how many rows of the batch are examples.
-
-        Raises:
-            RuntimeError: if the loss ties the rows together.
         """
         few = min(rows, _ROWS)
         if self._left <= 0 or few < 2:

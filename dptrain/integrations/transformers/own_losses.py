@@ -1,4 +1,4 @@
-"""Whether a user's ``compute_loss`` keeps the examples of a batch apart."""
+"""Checks that a user's ``compute_loss`` keeps the examples of a batch apart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ class OwnLossCheck:
     as one number, which the probe of the model looks at.
 
     Args:
-        compute: the trainer's ``compute_loss``.
         reduction: ``"mean"`` or ``"sum"`` over the rows.
         owner: name of the trainer's class.
 
     Attributes:
-        compute: the trainer's ``compute_loss``.
-        busy: whether it is being called again, and not for a step.
+        busy: True while it is being called again, and not for a step.
     """
 
     def __init__(self, compute: Callable[..., Any], reduction: str, owner: str) -> None:
@@ -41,14 +39,11 @@ class OwnLossCheck:
         self._told = self.busy = False
 
     def __call__(self, rows: int, model: nn.Module, inputs: Any, *args: Any, **more: Any) -> Any:
-        """What ``compute_loss`` returns for a batch, which is looked at on its first rows.
+        """The result of ``compute_loss`` for a batch, which is looked at on its first rows.
 
         Args:
             rows: how many rows of the batch are examples.
             model, inputs, args, more: as of ``compute_loss``.
-
-        Raises:
-            RuntimeError: if the loss ties the examples together.
         """
         kept = dict(inputs)
         with _outputs_of(model) as outputs:
@@ -95,11 +90,11 @@ class OwnLossCheck:
 
 
 class _Unclear(Exception):
-    """Nothing can be told."""
+    """Raised where nothing can be told."""
 
 
 def _stand_in(model: nn.Module, outputs: list[Any]) -> nn.Module:
-    """The model as it looks, which returns these outputs, one a call."""
+    """A copy of the model in looks, which returns these outputs, one a call."""
     left = iter(outputs)
 
     def call(*_: Any, **__: Any) -> Any:
@@ -114,7 +109,7 @@ def _stand_in(model: nn.Module, outputs: list[Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def _outputs_of(model: nn.Module) -> Iterator[list[Any]]:
-    """What each call of the model returns meanwhile.
+    """A list to which each call of the model meanwhile adds what it returns.
 
     Before a call returns, a probe may have run the module without its hooks before the call.
     """

@@ -14,7 +14,7 @@ from dptrain.strategies import Strategy
 
 
 class TrainerPlan(NamedTuple):
-    """What runs.
+    """The plan of a run.
 
     Attributes:
         scheme: with the steps.
@@ -35,7 +35,7 @@ class TrainerPlan(NamedTuple):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Logical steps that the trainer calls an epoch."""
+        """Number of logical steps that the trainer calls an epoch."""
         return min(self.whole_epoch, self.steps)
 
     @property
@@ -57,13 +57,11 @@ def plan_of(
     """The plan that training arguments ask for.
 
     Args:
-        privacy: with scheme and strategy.
         dataset_size: N.
         graph: users of the examples, if they have any.
         part: ``per_device_train_batch_size``.
         batch_size: expected examples (users, with ``PerUser``) of a step over all processes.
         epochs: ``num_train_epochs``; not used where ``max_steps`` is positive.
-        max_steps: likewise.
     """
     strategy = privacy.strategy
     if not isinstance(strategy, Strategy):
@@ -113,17 +111,13 @@ def plan_of(
 
 
 def _counted(scheme: Scheme, dataset_size: int) -> int:
-    """What an epoch goes through: examples, or users where batches count those."""
+    """Number of examples of an epoch, or of users where batches count those."""
     graph = getattr(scheme, "graph", None)
     return graph.users if scheme.group_size is not None and graph is not None else dataset_size
 
 
 def graph_of(dataset: Any, column: str) -> AttributionGraph:
-    """The users of a column, one or a list of them in each row.
-
-    Raises:
-        ValueError: if there is no such column, or a row has no user.
-    """
+    """The users of a column, one or a list of them in each row."""
     rows = [_listed(value) for value in _values(dataset, column)]
     kinds = {type(user).__name__ for users in rows for user in users}
     if len(kinds) > 1:

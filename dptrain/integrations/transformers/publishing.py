@@ -1,4 +1,4 @@
-"""What lies beside a published model: the privacy statement and a model card that states it."""
+"""Files beside a published model: the privacy statement and a model card that states it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ def publish(
     Metadata of a card that is there already (peft writes one) are kept.
 
     Args:
-        folder: with the model.
-        guarantee: of the run.
         about: metadata of the card, such as ``library_name``.
         hub_model_id: the model's name on the hub, ``organization/model`` or ``model``, which the
             statement tells.
@@ -68,7 +66,7 @@ def _facts(hub_model_id: str | None) -> RunFacts | None:
 
 
 def retract(folder: str) -> None:
-    """Take away what an earlier run stated here, of other weights than those that lie here now."""
+    """Remove what an earlier run stated here about other weights than those that lie here now."""
     for name in (STATEMENT, STATEMENT_TEXT):
         pathlib.Path(folder, name).unlink(missing_ok=True)
     card = pathlib.Path(folder) / CARD

@@ -1,4 +1,4 @@
-"""What of ``TrainingArguments`` and of a trainer's class no private run can be made of, by name."""
+"""Refusals, by name, of ``TrainingArguments`` and trainers of which no private run can be made."""
 
 from __future__ import annotations
 
@@ -135,12 +135,7 @@ def check_same_rows(prepared: Any, given: Any, column: str) -> None:
 
 
 def check_class(kind: type, mixin: type) -> None:
-    """Refuse classes by which the private run would be passed by.
-
-    Args:
-        kind: of the trainer.
-        mixin: what makes it private.
-    """
+    """Refuse classes of trainers by which the private run of ``mixin`` would be passed by."""
     order = kind.__mro__
     for name in ("get_train_dataloader", "training_step", "_prepare_for_training"):
         owner = next(base for base in order if name in vars(base))
@@ -172,11 +167,7 @@ def check_class(kind: type, mixin: type) -> None:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse devices and models by which the private run would be passed by.
-
-    Args:
-        trainer: that was made.
-    """
+    """Refuse devices and models by which the private run would be passed by."""
     if trainer.args.n_gpu > 1:
         raise ValueError(
             f"the trainer sees {trainer.args.n_gpu} GPUs in one process and would use "
@@ -203,8 +194,7 @@ def check_evaluation(data: Any, training: TrainingRows, *, public: bool) -> None
 
     Args:
         data: ``eval_dataset``.
-        training: the examples.
-        public: whether the user says that the data are other people's.
+        public: True if the user says that the data are other people's.
     """
     if is_same(data, training.dataset):
         raise ValueError(

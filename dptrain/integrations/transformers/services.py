@@ -44,7 +44,7 @@ _WANDB = {
 
 
 def reports(callback: Any) -> bool:
-    """Whether a callback is one of those of ``report_to``."""
+    """True if a callback is one of those of ``report_to``."""
     return isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values()))
 
 
@@ -73,7 +73,7 @@ def check_service(callback: Any) -> None:
 
 
 def guard(callback: Any, *, console: bool) -> None:
-    """Have Weights & Biases begin its run without what it would record beside the figures.
+    """Make Weights & Biases begin its run without what it would record beside the figures.
 
     A run that the script began by itself keeps its settings.
 
@@ -108,7 +108,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def records_console(callback: Any) -> bool:
-    """Whether a callback's service takes along what is printed, as far as can be told."""
+    """True if a callback's service takes along what is printed, as far as can be told."""
     if any(_is(callback, name) for name in _RECORD_CONSOLE):
         return True
     if not _is(callback, "wandb"):

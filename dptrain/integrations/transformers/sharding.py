@@ -42,14 +42,14 @@ _KNOWN = {
 
 
 class Sharding(NamedTuple):
-    """How a model is to be divided among the processes of a run.
+    """The division of a model among the processes of a run.
 
     Each layer of the named classes is gathered while it computes; what is left of the model is
     gathered for as long as it computes.
 
     Attributes:
         layers: names of classes; none are those that the model itself names.
-        reshard_after_forward: whether a layer is given up after the forward pass, and gathered once
+        reshard_after_forward: True if a layer is given up after the forward pass, and gathered once
             more for the backward pass.
     """
 
@@ -58,14 +58,7 @@ class Sharding(NamedTuple):
 
     @classmethod
     def asked_by(cls, args: Any) -> Sharding | None:
-        """What the arguments ask for; ``None`` without ``fsdp``.
-
-        Args:
-            args: ``TrainingArguments``.
-
-        Raises:
-            ValueError: for what no private run does, naming it and the remedy.
-        """
+        """The division that the ``TrainingArguments`` ask for; ``None`` without ``fsdp``."""
         if not getattr(args, "fsdp", None):
             return None
         where = "TrainingArguments: "
@@ -102,17 +95,10 @@ class Sharding(NamedTuple):
         return cls(tuple(names), _on(config.get("reshard_after_forward", True)))
 
     def divide(self, model: nn.Module, device: torch.device) -> None:
-        """Call ``fully_shard`` on the layers and the model; all processes do.
+        """Call ``fully_shard`` on the layers and the whole model; all processes do.
 
         All begin with the first one's weights, as torch's own data parallelism does: a head that
         each drew for itself would be put together of several.
-
-        Args:
-            model: which every process has, whole.
-            device: of the process.
-
-        Raises:
-            ValueError: for a model of which no layer is known by its class.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard

@@ -1,4 +1,4 @@
-"""What the trainer takes for batches: a mark for each logical step."""
+"""The batches that the trainer goes through: a mark for each logical step."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class PrivateTrainerMixin(_Base):
         return {name: getattr(self.args, name) for name in names}
 
     def _loss_of_a_user(self) -> bool:
-        """Whether the trainer that this one is put before has a ``compute_loss`` of a user's."""
+        """True if the trainer that this one is put before has a ``compute_loss`` of a user's."""
         order = type(self).__mro__
         after = order[order.index(PrivateTrainerMixin) + 1 :]
         owner = next(base for base in after if "compute_loss" in vars(base))
@@ -280,7 +280,7 @@ class PrivateTrainerMixin(_Base):
 
     @property
     def _chooses(self) -> bool:
-        """Whether the weights, or the end of training, are chosen by the evaluation data."""
+        """True if the weights, or the end of training, are chosen by the evaluation data."""
         stops = any(isinstance(c, EarlyStoppingCallback) for c in self.callback_handler.callbacks)
         return bool(self.args.load_best_model_at_end) or stops
 
@@ -381,7 +381,7 @@ class PrivateTrainerMixin(_Base):
         )
 
     def _say(self, private: PrivateTraining) -> None:
-        """One line of what the arguments have become."""
+        """Log in one line the private run that the arguments lead to."""
         if not self.is_world_process_zero():
             return
         plan, privacy = self.plan, self.privacy
@@ -485,7 +485,7 @@ class PrivateTrainerMixin(_Base):
             self.optimizer.step()
 
     def _looked_at(self, model: nn.Module, inputs: Any, *args: Any, **more: Any) -> Any:
-        """A user's ``compute_loss``; in training it is seen to keep the examples apart."""
+        """A user's ``compute_loss``, which in training is checked to keep the examples apart."""
         check = self._own_check
         assert check is not None
         if not model.training or check.busy:
@@ -571,7 +571,7 @@ class PrivateTrainerMixin(_Base):
 
     @contextlib.contextmanager
     def _figures_of(self, data: Any) -> Iterator[None]:
-        """Whether what is logged meanwhile is of other data than the trained ones."""
+        """Mark what is logged meanwhile as public if ``data`` are other than the trained ones."""
         before = self._public_figures
         self._public_figures = not is_same(data, self.train_dataset) and (
             self.privacy.public_evaluation or self._training.hold(data) is False
