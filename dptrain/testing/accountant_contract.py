@@ -1,4 +1,4 @@
-"""What every accountant owes its users, as test cases."""
+"""The properties that every accountant owes its users, as test cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer's rule reports in one backward pass, without a run."""
+"""The uses of parameters that a layer's rule reports in one backward pass, without a run."""
 
 from __future__ import annotations
 

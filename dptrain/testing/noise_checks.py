@@ -1,4 +1,4 @@
-"""What the checks of a noise stream share: its strategy, its Z drawn without it, comparisons."""
+"""The base of the checks of a noise stream: its strategy, its Z drawn without it, comparisons."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class NoiseChecks(ABC):
         return np.asarray(np.linalg.cholesky(inverse @ inverse.T))
 
     def rounding(self, stream: NoiseStream) -> Array:
-        """How far rounding moves the rows of Z, at most: shape (steps,), in standard deviations.
+        """The largest move of the rows of Z by rounding: shape (steps,), in standard deviations.
 
         The noise is ⌊z_t + u_t⌉. Rounding it to a coarser grid than that of z_t moves z_t by half a
         unit, and u_t is off by ``rounding_error``; where that is not known, a row of C times half a

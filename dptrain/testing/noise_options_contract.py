@@ -1,4 +1,4 @@
-"""What every noise stream must fulfil under its options: groups, buffers, regeneration, shards."""
+"""The contract of every noise stream under its options: groups, buffers, regeneration, shards."""
 
 from __future__ import annotations
 

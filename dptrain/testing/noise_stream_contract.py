@@ -1,4 +1,4 @@
-"""What every noise stream must fulfil; subclass it in a test module."""
+"""The contract that every noise stream must fulfil; subclass it in a test module."""
 
 from __future__ import annotations
 

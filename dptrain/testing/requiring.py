@@ -1,4 +1,4 @@
-"""What a contract requires, under ``python -O`` too."""
+"""The assertion of a contract's requirements, under ``python -O`` too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sampling scheme owes its users, as test cases."""
+"""The properties that every sampling scheme owes its users, as test cases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def participation(stream: BatchStream, dataset_size: int) -> Bools:
 
 
 def joint_counts(taken: Bools) -> Array:
-    """How many examples take part in both of every two steps, shape (steps, steps)."""
+    """Number of examples that take part in both of every two steps, shape (steps, steps)."""
     floats = taken.astype(np.float64)
     return floats.T @ floats
 

@@ -1,4 +1,4 @@
-"""What every strategy must fulfil; subclass it in a test module."""
+"""The contract that every strategy must fulfil; subclass it in a test module."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class StrategyContract(ABC):
         """A new, equal strategy at every call, as a user would declare it (not bound)."""
 
     def expect_exact(self, max_participations: int, min_sep: int) -> bool:
-        """Whether the sensitivity must be the maximum itself and not a bound on it."""
+        """True if the sensitivity must be the maximum itself and not a bound on it."""
         return True
 
     def bound(self) -> Strategy:
@@ -136,7 +136,7 @@ class StrategyContract(ABC):
 
     @property
     def square(self) -> bool:
-        """Whether C is n×n; the rows of a tree are its nodes."""
+        """True if C is n×n; the rows of a tree are its nodes."""
         return self.bound().rows(self.steps) == self.steps
 
     def test_is_lower_triangular_non_negative_and_invertible(self) -> None:
