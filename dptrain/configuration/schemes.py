@@ -108,7 +108,7 @@ def check_scheme(
 
 @functools.cache
 def _stand_in(size: int) -> AttributionGraph:
-    """So many users with an example each."""
+    """A graph of so many users with one example each."""
     own = np.arange(size)
     return AttributionGraph.from_pairs(own.tolist(), own.tolist(), dataset_size=size)
 
@@ -129,7 +129,7 @@ def _check_users(name: str, parameters: Mapping[str, Any], *, users: bool) -> No
 
 
 def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Parameter], dict]:
-    """What makes the scheme, its parameters, and the stated ones (without the batch size)."""
+    """The maker of the scheme, its parameters, and the stated ones (without the batch size)."""
     member = named_type("scheme", settings, scheme_types(), Scheme.former_names)
     make: Any = member.for_batch_size  # type: ignore[attr-defined]  # every registered one has it
     parameters = inspect.signature(make).parameters
@@ -161,7 +161,7 @@ def steps_of_epoch(
 
 
 def _sized(parameters: Mapping[str, inspect.Parameter], size: float) -> float:
-    """B̄ as the scheme counts it: whole where its batches are of one size."""
+    """The B̄ that the scheme takes: a whole number if its batches are of one size."""
     return round(size) if parameters["batch_size"].annotation in ("int", int) else size
 
 
@@ -213,7 +213,7 @@ def build_scheme(
 
 
 def _divided(fields: Mapping[str, Any], divisor: float) -> dict[str, Any]:
-    """The fields with largest batches divided, also of a scheme by which users take part."""
+    """The fields with largest batches divided, within a scheme of users' participation too."""
     found: dict[str, Any] = {
         name: _divided(value, divisor) if isinstance(value, Mapping) else value
         for name, value in fields.items()
@@ -226,7 +226,7 @@ def _divided(fields: Mapping[str, Any], divisor: float) -> dict[str, Any]:
 def _unfit_factor(
     make: Any, fields: Mapping[str, Any], full: float, steps: int, divisor: float
 ) -> str:
-    """Why batches of ``full/divisor`` fill no whole epochs, and by which factors they do.
+    """The reason why batches of ``full/divisor`` fill no whole epochs, and the factors that do.
 
     Changing the number of steps, the remedy for a real run, would simulate another one.
     """

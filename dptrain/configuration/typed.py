@@ -80,7 +80,7 @@ def stated_fields(
 
 @contextmanager
 def named_in_errors(group: str) -> Iterator[None]:
-    """Have errors of a value that is made meanwhile name the group, as ValueErrors."""
+    """Make errors of a value that is made meanwhile name the group, as ValueErrors."""
     try:
         yield
     except (TypeError, ValueError) as error:

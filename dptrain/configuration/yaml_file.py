@@ -32,7 +32,7 @@ def read_yaml(path: pathlib.Path) -> dict[str, Any]:
 
 
 def one_line(error: yaml.YAMLError) -> str:
-    """What is wrong and where; PyYAML would draw it over several lines."""
+    """The fault and its place; PyYAML would draw it over several lines."""
     mark = getattr(error, "problem_mark", None)
     where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
     return f"{getattr(error, 'problem', None) or ' '.join(str(error).split())}{where}"
