@@ -113,7 +113,7 @@ class ArxivSettings(RunSettings):
         model: the transformer.
     """
 
-    # Where things lie; what they are is recognised by the fingerprints of graph and tokens.
+    # Where things lie; what they are is recognized by the fingerprints of graph and tokens.
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *FREE_ON_RESUME,
         "data.path",

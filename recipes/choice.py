@@ -170,7 +170,7 @@ def keep_plan(output: pathlib.Path, runs: Sequence[str], settings: str) -> None:
     Args:
         output: folder of the sweep.
         runs: names of their folders.
-        settings: what the runs' settings are recognised by.
+        settings: what the runs' settings are recognized by.
 
     Raises:
         ValueError: if runs of another grid have begun here.

@@ -123,7 +123,7 @@ class IndividualSettings(RunSettings):
         model: the network.
     """
 
-    # Where the table lies; what it is is recognised by its fingerprint.
+    # Where the table lies; what it is is recognized by its fingerprint.
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 

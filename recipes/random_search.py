@@ -52,7 +52,7 @@ def drawn(
         output: folder of the search.
         points: names of the points of the grid.
         trials: the law of their number.
-        settings: what the runs' settings are recognised by.
+        settings: what the runs' settings are recognized by.
 
     Raises:
         ValueError: if others were drawn here, from another grid or law.

@@ -148,7 +148,7 @@ class OptimizerSettings:
         return None if self.ema is None else Average(model, self.ema)
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
-        """The optimiser over ``parameters``."""
+        """The optimizer over ``parameters``."""
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
         betas = (self.betas[0], self.betas[1])

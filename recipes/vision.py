@@ -130,7 +130,7 @@ class VisionSettings(RunSettings):
         model: the network.
     """
 
-    # Where the images lie; what they are is recognised by their fingerprint.
+    # Where the images lie; what they are is recognized by their fingerprint.
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 

@@ -5,7 +5,7 @@
     python -m scripts.digests --compare before.json --only runs --only batches  # and look later
 
 Final parameters of short runs, ε of every row of the support table, coefficients of strategies,
-rows of noise, seeded batches, and what checkpoints, certificates and mechanisms serialise to: all
+rows of noise, seeded batches, and what checkpoints, certificates and mechanisms serialize to: all
 bit for bit. Floating-point kernels differ between processors and versions, so digests hold for one
 machine and one set of packages; they are for comparing two trees there, not for keeping.
 

@@ -14,7 +14,6 @@ import warnings
 
 import pytest
 import torch
-from dptrain.integrations.transformers.head_loss import LossCheck
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -27,6 +26,7 @@ from dptrain.core import checks
 from dptrain.distributed.ranks import Ranks
 from dptrain.engine import NoiseOptions
 from dptrain.engine.sealed import shares_of
+from dptrain.integrations.transformers.head_loss import LossCheck
 from dptrain.integrations.transformers.plan import graph_of
 from dptrain.sampling import AttributionGraph
 from dptrain.sampling.loading.dataset import fingerprint

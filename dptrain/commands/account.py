@@ -60,7 +60,7 @@ def add_accountant_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--accountant`` and ``--adjacency``."""
     parser.add_argument("--accountant", help="by name (see account --list); default: the tightest")
     add_adjacency(
-        parser, "the neighbouring relation (default: zero_out, or add_remove with a nominal_size)"
+        parser, "the neighboring relation (default: zero_out, or add_remove with a nominal_size)"
     )
 
 

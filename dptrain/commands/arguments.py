@@ -55,7 +55,7 @@ def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dataset-size", type=int, help="N, number of examples; default: the scheme's nominal_size"
     )
-    group.add_argument("--steps", type=int, help="n, optimiser steps")
+    group.add_argument("--steps", type=int, help="n, optimizer steps")
     group.add_argument("--epochs", type=float, help="instead of --steps: n·B̄/N")
 
 

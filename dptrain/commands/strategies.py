@@ -18,7 +18,7 @@ _EXAMPLE = "dptrain strategies --steps 200 --epochs 4 --bands 1 4 16 --parameter
 def add(commands: Any) -> None:
     """Declare the command."""
     parser = declare(commands, "strategies", run, example=_EXAMPLE)
-    parser.add_argument("--steps", type=int, required=True, help="n, optimiser steps of the run")
+    parser.add_argument("--steps", type=int, required=True, help="n, optimizer steps of the run")
     parser.add_argument("--epochs", type=int, help="times that an example takes part (default 1)")
     parser.add_argument("--max-participations", type=int, help="instead of --epochs")
     parser.add_argument("--min-sep", type=int, help="with --max-participations: steps between two")
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
     parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
     parser.add_argument(
-        "--dense", action="store_true", help="add the families optimised entry by entry (slow)"
+        "--dense", action="store_true", help="add the families optimized entry by entry (slow)"
     )
     parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")

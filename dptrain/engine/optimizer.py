@@ -303,7 +303,7 @@ class PrivateOptimizer(DPOptimizer):
             raise RuntimeError(
                 f"batch {batch.step}/{batch.part} came when {self.steps_executed}/"
                 f"{self._parts_done} was due (step/microbatch); iterate over the private loader "
-                "that belongs to this optimiser"
+                "that belongs to this optimizer"
             )
         if self.clipper.batch is not batch:  # left over from a batch that was abandoned
             self.clipper.discard()

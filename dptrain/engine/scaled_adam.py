@@ -50,7 +50,7 @@ class ScaledAdam(torch.optim.Adam):
     Privacy: v_{t-1} is made of ĝ_1, ..., ĝ_{t-1}, which are released, so that s_t is a constant
     given these: the run's guarantee is that of its mechanism, unchanged
     (docs/theory/clipping.md#thm-scaled;
-    ``test_neighbouring_data_sets_release_sums_within_the_bound``).
+    ``test_neighboring_data_sets_release_sums_within_the_bound``).
 
     Choices that implementations make differently, and ours:
 

@@ -59,7 +59,7 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all pixels and labels; private, as it recognises the training set."""
+        """SHA-256 (hex) of all pixels and labels; private, as it recognizes the training set."""
         sha = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
         sha.update(self.pixels.contiguous().numpy().data)
         sha.update(self.labels.contiguous().numpy().data)

@@ -44,7 +44,7 @@ class LabelledRows(TensorDataset):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all features and labels; private, as it recognises the training set."""
+        """SHA-256 (hex) of all features and labels; private, as it recognizes the training set."""
         sha = hashlib.sha256(str([tuple(tensor.shape) for tensor in self.tensors]).encode())
         for tensor in self.tensors:
             sha.update(tensor.contiguous().numpy().data)

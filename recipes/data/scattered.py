@@ -36,7 +36,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         flips: whether there are mirror images.
         views: of an example, at least 1. With one it is (channels, H, W), with K > 1
             (K, channels, H, W).
-        fingerprint: recognises the training set; private.
+        fingerprint: recognizes the training set; private.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def scattered(split: Split, *, mirrored: bool = False) -> Split:
     """Scattering features in place of the images, each example's normalized.
 
-    Those of colour images are of ``opponent`` colours.
+    Those of color images are of ``opponent`` colors.
     Of augmented images views are drawn of the features, as ``ScatteredViews`` does. With
     ``mirrored`` a test image has those of its mirror image beside it.
 

@@ -18,13 +18,13 @@ class Feature(NamedTuple):
     """What a feature is an average of.
 
     Attributes:
-        colour: of the image.
+        color: of the image.
         kind: of waves.
         angles: of these, in eighths of a half turn; of moduli of moduli the outer one first.
         corner: of the 4×4 pixels, row and column; ``None`` for all of them.
     """
 
-    colour: int
+    color: int
     kind: str
     angles: tuple[int, ...] = ()
     corner: tuple[int, int] | None = None
@@ -39,7 +39,7 @@ class Feature(NamedTuple):
         """What stays in a mirror image, or one that is turned: not angles, but what is between."""
         first, last = (self.angles[0], self.angles[-1]) if self.angles else (0, 0)
         apart = min((first - last) % ANGLES, (last - first) % ANGLES)
-        return self.colour, self.kind, apart
+        return self.color, self.kind, apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class FeatureLayout:
     """Which of ``scattering``'s features stand where.
 
     Args:
-        colours: C, of the images.
+        colors: C, of the images.
     """
 
-    colours: int
+    colors: int
 
     def features(self) -> list[Feature]:
         """In the order in which they stand."""
@@ -61,12 +61,12 @@ class FeatureLayout:
             *(("coarse", (a,)) for a in angles),
         ]
         one += [("of fine", pair) for pair in itertools.product(angles, angles)]
-        colours = range(self.colours)
-        found = [Feature(colour, *path) for colour in colours for path in one]
-        found += [Feature(colour, "near", (), k) for colour in colours for k in corners]
+        colors = range(self.colors)
+        found = [Feature(color, *path) for color in colors for path in one]
+        found += [Feature(color, "near", (), k) for color in colors for k in corners]
         found += [
-            Feature(colour, "fine, near", (a,), k)
-            for colour in colours
+            Feature(color, "fine, near", (a,), k)
+            for color in colors
             for a in angles
             for k in corners
         ]
@@ -75,7 +75,7 @@ class FeatureLayout:
     @property
     def channels(self) -> int:
         """Features of a place."""
-        return self.colours * (PATHS + CORNERS * (1 + ANGLES))
+        return self.colors * (PATHS + CORNERS * (1 + ANGLES))
 
     def mirrored(self) -> list[int]:
         """Which feature of an image each feature of its mirror image is."""
@@ -84,7 +84,7 @@ class FeatureLayout:
         return [places[feature.mirrored()] for feature in features]
 
     def kinds(self) -> list[int]:
-        """The group of each feature: a colour's of one kind, all angles together.
+        """The group of each feature: a color's of one kind, all angles together.
 
         Moduli of moduli are of one kind if their two angles differ by as much. A feature and what
         it is of a mirror image, or of one that is turned by a right angle, are of the same kind.

@@ -20,7 +20,7 @@ SCALES = 2
 STRIDE = 2**SCALES
 """Pixels a side that one feature stands for."""
 PATHS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2
-"""Averages over 4×4 pixels, for each colour and place: 81."""
+"""Averages over 4×4 pixels, for each color and place: 81."""
 CORNERS = 4
 """Places of 2×2 pixels in one of 4×4."""
 
@@ -41,14 +41,14 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
         images: shape (B, C, H, W), with H and W multiples of 4 and at least 8.
 
     Returns:
-        Shape (B, 117 C, H / 4, W / 4): 81 C averages over 4×4 pixels, a colour's next to each
-        other; then 4 C of the image over 2×2 pixels, of each colour top left, top right, bottom
-        left and bottom right; and 32 C of moduli, a colour's angles next to each other.
+        Shape (B, 117 C, H / 4, W / 4): 81 C averages over 4×4 pixels, a color's next to each
+        other; then 4 C of the image over 2×2 pixels, of each color top left, top right, bottom
+        left and bottom right; and 32 C of moduli, a color's angles next to each other.
 
     Raises:
         ValueError: for other sizes.
     """
-    examples, colours, *sizes = images.shape
+    examples, colors, *sizes = images.shape
     for size in sizes:
         check_scattered(size)
     padded = pad(images, (STRIDE,) * 4, mode="reflect").flatten(0, 1)
@@ -77,10 +77,10 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
         ],
         dim=1,
     )
-    found = joined.view(examples, colours * PATHS, *joined.shape[-2:])
+    found = joined.view(examples, colors * PATHS, *joined.shape[-2:])
     near = _filtered(torch.cat([spectrum[:, None], edges], dim=1), bank.near, 2)
     near = torch.fft.ifft2(near).real[..., 2:-2, 2:-2]
-    near = near.unflatten(0, (examples, colours))
+    near = near.unflatten(0, (examples, colors))
     return torch.cat(
         [found, *(pixel_unshuffle(part.flatten(1, 2), 2) for part in near.split([1, ANGLES], 2))],
         dim=1,

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron with group normalisation, which keeps examples apart, or none."""
+"""A multi-layer perceptron with group normalization, which keeps examples apart, or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mlp(
         widths: of the hidden layers; ``None`` is one of (inputs + outputs) / 2, rounded down, the
             model of the code of Koskela et al. 2023, section 6. An empty list is a linear model.
         activation: ``"relu"`` or ``"tanh"``.
-        groups: of a GroupNorm before each activation; 1 is layer normalisation, 0 none.
+        groups: of a GroupNorm before each activation; 1 is layer normalization, 0 none.
 
     Raises:
         ValueError: if a value is out of range, or ``groups`` does not divide every width.

@@ -1,4 +1,4 @@
-"""A small VGG with group normalisation, which (unlike BatchNorm) keeps examples apart, or none."""
+"""A small VGG with group normalization, which (unlike BatchNorm) keeps examples apart, or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def vgg(
         image_size: height and width in pixels.
         channels: channels of each block; every block halves height and width. With none, and
             ``hidden=0``, the model is linear.
-        groups: groups of each GroupNorm; 0 for no normalisation.
+        groups: groups of each GroupNorm; 0 for no normalization.
         hidden: width of the dense layer before the classifier; 0 for none.
         reduced: channels of a 1×1 convolution before the first block; 0 for none.
         symmetric: an image and its mirror image have the same logits. Every layer has as many

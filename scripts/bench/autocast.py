@@ -41,7 +41,7 @@ COLUMNS = (
     (f"{OURS}, bfloat16", f"{{ratio.{OURS} {HALF}.median:.2f}}"),
     ("gain", "{gain:.2f}"),
 )
-CHANNELS = 243  # averages of wavelets' moduli over 4×4 pixels of a colour image
+CHANNELS = 243  # averages of wavelets' moduli over 4×4 pixels of a color image
 WIDTH = 256
 
 

@@ -85,7 +85,7 @@ def in_new_process(*arguments: str) -> str:
 
 
 def measure(source: str, folder: pathlib.Path, k: int, plot: pathlib.Path | None) -> dict[str, Any]:
-    """In a process of its own: load, bound, then look at the neighbourhoods."""
+    """In a process of its own: load, bound, then look at the neighborhoods."""
     baseline = peak_mebibytes()
     if source == "lists":
         graph, load = timed(lambda: AttributionGraph.from_lists(lines_of(folder / "lists.txt")))
@@ -97,7 +97,7 @@ def measure(source: str, folder: pathlib.Path, k: int, plot: pathlib.Path | None
     after_load = peak_mebibytes()
     bounded, bound = timed(lambda: graph.bound(k, duplicates=True, seed=0))
     peak = peak_mebibytes()
-    statistics, neighbours = timed(bounded.statistics)
+    statistics, neighbors = timed(bounded.statistics)
     if plot is not None:
         plot_graph(statistics, plot)
     return {
@@ -110,7 +110,7 @@ def measure(source: str, folder: pathlib.Path, k: int, plot: pathlib.Path | None
         "baseline_mebibytes": baseline,
         "load_mebibytes": after_load,
         "peak_mebibytes": peak,
-        "statistics_seconds": neighbours,
+        "statistics_seconds": neighbors,
         "statistics_mebibytes": peak_mebibytes(),
         "table": statistics.table(DESIGNS),
     }

@@ -74,7 +74,7 @@ class Clock:
 
 
 def instrument(side: Side, clock: Clock) -> None:
-    """Put the clock around the parts of a dptrain optimiser's step."""
+    """Put the clock around the parts of a dptrain optimizer's step."""
     optimizer = side.optimizer
     optimizer.noise.release = clock.wrap("noise: release", optimizer.noise.release)
     if hasattr(optimizer.clipper, "record"):

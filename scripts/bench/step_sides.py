@@ -1,7 +1,7 @@
 """The sides of the step-time bench: ordinary training, Opacus and dptrain, a mode each.
 
 Every side has its own copy of the model and one batch, and a step is the user's: clear gradients,
-forward, loss, backward, optimiser. The next batch is asked for between steps, outside what is
+forward, loss, backward, optimizer. The next batch is asked for between steps, outside what is
 timed.
 """
 

@@ -1,8 +1,8 @@
-"""Time and error of the optimised strategies, beside jax_privacy's where it is installed.
+"""Time and error of the optimized strategies, beside jax_privacy's where it is installed.
 
 Both sides of a case run in turn in one process. The error is RMSE × sensitivity (for "max" the
 largest error × sensitivity), computed for both sides by our code in float64 from the coefficients
-that the optimiser returned. jax_privacy compiles on its first call, which is shown by itself.
+that the optimizer returned. jax_privacy compiles on its first call, which is shown by itself.
 
 Run: PYTHONPATH=. python scripts/bench/strategies.py [--rounds 3] [--json FILE] [--only NAME ...]
 The peer: pip install -c constraints.txt -e ".[peer]"
@@ -45,7 +45,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One optimisation: ours, the peer's, and how good a matrix may be at most and for how long."""
+    """One optimization: ours, the peer's, and how good a matrix may be at most and for how long."""
 
     name: str
     steps: int

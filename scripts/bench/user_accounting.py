@@ -2,7 +2,7 @@
 
 The setting of Dong & Ganesh 2026, section 7.3: 300,000 papers, k = 2, B̄ = 1,024, n = 1,000 steps,
 b = 16 with 16 bands, δ = 1/500,000. Papers stand in a circle and every user has two of them; d, the
-most outside neighbours of any user (``dptrain.accounting.users.exposed``), is 0 (pairs), 2 (a
+most outside neighbors of any user (``dptrain.accounting.users.exposed``), is 0 (pairs), 2 (a
 circle), 4 (three users a paper), or what is asked for (one paper has many users). p follows from
 the graph and B̄. Simulated are "exposed steps" on all of these graphs and "user b-min-sep Monte
 Carlo" on disjoint ones. The time grows with the samples; 60/δ = 30 million give the tightest
@@ -10,7 +10,7 @@ answers.
 Rows of an earlier run are kept unless they are made anew.
 
     PYTHONPATH=. python scripts/bench/user_accounting.py [--json FILE] [--samples S]
-        [--sigmas …] [--neighbours …]
+        [--sigmas …] [--neighbors …]
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ PAPERS, STEPS, BATCH, BANDS, DELTA = 300_000, 1000, 1024.0, 16, 1 / 500_000
 OUT = pathlib.Path(__file__).parent / "results" / "user_accounting.json"
 
 
-def graph(neighbours: int) -> AttributionGraph:
+def graph(neighbors: int) -> AttributionGraph:
     """A graph of ``PAPERS`` papers, two a user: users are the edges of a graph on papers.
 
     There are no triangles, so d of a user is the number of other edges at both its papers. It is
     0, 2, 4 or, with a paper of many users, any number from 6 on.
     """
     paper = np.arange(PAPERS)
-    if neighbours == 0:
+    if neighbors == 0:
         pairs = [(paper[::2], paper[1::2])]
     else:
         pairs = [(paper, (paper + 1) % PAPERS)]
-        if neighbours > 2:
+        if neighbors > 2:
             pairs.append((paper[: PAPERS // 2], paper[: PAPERS // 2] + PAPERS // 2))
-        if neighbours > 5:
-            far = 1000 + 7 * np.arange(neighbours - 5)
+        if neighbors > 5:
+            far = 1000 + 7 * np.arange(neighbors - 5)
             pairs.append((np.zeros_like(far), far))
     ends = np.concatenate([np.stack(pair, axis=1) for pair in pairs])
     users = np.repeat(np.arange(len(ends)), 2)
@@ -63,11 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.5, 1.0, 2.0])
-    parser.add_argument("--neighbours", type=int, nargs="+", default=[0, 2, 4, 16, 64])
+    parser.add_argument("--neighbors", type=int, nargs="+", default=[0, 2, 4, 16, 64])
     arguments = parser.parse_args()
     rows = results.read(arguments.json).get("answers", [])
-    for neighbours in arguments.neighbours:
-        built = graph(neighbours)
+    for neighbors in arguments.neighbors:
+        built = graph(neighbors)
         found = neighbor_facts(built).neighbors
         scheme = UserMinSep.for_batch_size(
             graph=built, batch_size=BATCH, min_sep=BANDS, steps=STEPS
@@ -89,11 +89,11 @@ def main() -> None:
                 start = time.perf_counter()
                 epsilon = member.guarantee(mechanism, delta=DELTA).epsilon
                 seconds = time.perf_counter() - start
-                key = {"neighbours": found, "sigma": sigma, "accountant": member.name}
+                key = {"neighbors": found, "sigma": sigma, "accountant": member.name}
                 rows = [row for row in rows if any(row[name] != key[name] for name in key)]
                 rows.append(
                     {
-                        "neighbours": found,
+                        "neighbors": found,
                         "probability": scheme.probability,
                         "exposed": share,
                         "sigma": sigma,

@@ -2,7 +2,7 @@
 
 The setting of Dong & Ganesh 2026, section 7.3: 300,000 papers, k = 2, B̄ = 1,024, n = 1,000 steps,
 δ = 1/500,000, BandMF with b bands and a separation of b. The probability p depends on the graph:
-here every paper has four papers in its neighbourhood (itself included), about as many as the
+here every paper has four papers in its neighborhood (itself included), about as many as the
 bounded graph of ``graph.py`` has on average. PYTHONPATH=. python scripts/bench/user_level.py
 [--json FILE]
 """
@@ -19,7 +19,7 @@ from dptrain import AttributionGraph, BandMF, MatrixMechanism, UserMinSep, accou
 from scripts import results
 
 PAPERS, USERS, STEPS, BATCH, DELTA = 300_000, 500_000, 1000, 1024.0, 1 / 500_000
-NEIGHBOURS = 4
+NEIGHBORS = 4
 ACCOUNTANTS = {
     "sampling": ("revealed-draws", "gaussian"),
     "participation": ("revealed-draws", "gaussian"),
@@ -30,9 +30,9 @@ def probability(min_sep: int) -> float | None:
     """The least p with p (1-p)^((b-1) |N|) N = B̄, if any; also used for participation."""
 
     def excess(p: float) -> float:
-        return p * (1 - p) ** ((min_sep - 1) * NEIGHBOURS) * PAPERS - BATCH
+        return p * (1 - p) ** ((min_sep - 1) * NEIGHBORS) * PAPERS - BATCH
 
-    peak = 1 / ((min_sep - 1) * NEIGHBOURS + 1)
+    peak = 1 / ((min_sep - 1) * NEIGHBORS + 1)
     return float(brentq(excess, 0.0, peak)) if excess(peak) >= 0 else None
 
 

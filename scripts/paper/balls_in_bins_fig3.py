@@ -4,7 +4,7 @@ Figure 3 of Schuchardt & Kalinin, δ = 1e-5; curves as in ``balls_in_bins_fig2.p
 
     PYTHONPATH=. python scripts/paper/balls_in_bins_fig3.py [--panels adef] [--full]
 
-The optimised strategies are ours (least mean squared error of prefix sums × sensitivity of one
+The optimized strategies are ours (least mean squared error of prefix sums × sensitivity of one
 participation), the paper's are jax_privacy's; it does not say how many buffers its BLT has: here 3.
 As in the paper, conditional composition is better below ε of .7 to .8.
 """

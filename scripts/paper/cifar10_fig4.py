@@ -12,7 +12,7 @@ state. The paper trains on CINIC-10 (images of CIFAR-10 and ImageNet), this scri
 Bands and separations are those with the least predicted error of the averaged gradient, not chosen
 by accuracy; cifar10_bands.py finds them, and which ε there are here. The learning rate of each
 (ε, method) is chosen on a tenth of the training set that its runs do not train on, beside whichever
-is the best so far until both its neighbours are worse; fresh seeds then train on all of it, and are
+is the best so far until both its neighbors are worse; fresh seeds then train on all of it, and are
 tested once. Every finished run is a line of the results, so an
 interrupted contest goes on where it stopped.
 

@@ -68,7 +68,7 @@ class Search:
         length: the epoch length N/B̄.
         epsilon: the target.
         seed: of simulations.
-        exhaustive: whether to try every pair of bands and b; else neighbours (halves and doubles)
+        exhaustive: whether to try every pair of bands and b; else neighbors (halves and doubles)
             are followed downhill.
     """
 

@@ -139,7 +139,7 @@ def test_cancelling_positions_do_not_escape_clipping(mode, scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("layer", ["convolution", "normalisation"])
+@pytest.mark.parametrize("layer", ["convolution", "normalization"])
 def test_other_layers_with_long_gradients(layer, mode):
     """3e5 equal numbers: Opacus's float32 norm is 1e-4 off."""
     torch.manual_seed(0)
@@ -149,10 +149,10 @@ def test_other_layers_with_long_gradients(layer, mode):
     x = torch.ones(2, 1, size)
     model = {
         "convolution": nn.Sequential(nn.Conv1d(1, 1, size, bias=False), nn.Flatten()),
-        "normalisation": nn.Sequential(nn.LayerNorm(size), nn.Flatten()),
+        "normalization": nn.Sequential(nn.LayerNorm(size), nn.Flatten()),
     }[layer]
-    if layer == "normalisation":
-        x[:, 0, ::2] = -1.0  # normalised, it is itself: gradients of the weight are ±1
+    if layer == "normalization":
+        x[:, 0, ::2] = -1.0  # normalized, it is itself: gradients of the weight are ±1
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),

@@ -64,7 +64,7 @@ def summed(style, rows, bound, dtype, admit=None, scales=None):
 @pytest.mark.parametrize("style", STYLES, ids=str)
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(gradients(5), st.integers(0, 4), st.floats(1e-3, 1e3))
-def test_neighbouring_batches_have_sums_within_the_bound(style, rows, removed, bound):
+def test_neighboring_batches_have_sums_within_the_bound(style, rows, removed, bound):
     kept = np.delete(rows, removed, axis=0)
     moved = summed(style, rows, bound, torch.float64) - summed(style, kept, bound, torch.float64)
     assert torch.isfinite(moved).all()

@@ -432,7 +432,7 @@ def test_running_statistics_of_instance_norms_are_refused_at_once(mode, kind, af
         make(net, images(), mode, scheme=everything_every_step(24, 1))
 
 
-def normalised(norm):
+def normalized(norm):
     torch.manual_seed(3)
     norm = norm.requires_grad_(False).eval()
     norm.running_mean.normal_()
@@ -455,7 +455,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("micro", [None, 1, 5])
 def test_frozen_norms_in_eval_mode_train_as_one_example_at_a_time(mode, name, micro):
-    model = normalised(NORMS[name]())
+    model = normalized(NORMS[name]())
     before = copy.deepcopy(model[1].state_dict())
     expected = reference_sum(copy.deepcopy(model).requires_grad_(True), images(8), range(8), 0.5)
     frozen = reference_rows(model, images(8), 0.5)
@@ -491,7 +491,7 @@ def reference_rows(model, data, max_grad_norm):
 @pytest.mark.parametrize("name", NORMS)
 def test_frozen_norms_refuse_to_run_after_train(mode, name):
     """Whatever the user calls in between: in training mode rows depend on one another."""
-    model = normalised(NORMS[name]())
+    model = normalized(NORMS[name]())
     private = make(model, images(), mode, scheme=everything_every_step(24, 2))
     train(private, steps=1)
     before = copy.deepcopy(model[1].state_dict())

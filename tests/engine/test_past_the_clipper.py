@@ -153,7 +153,7 @@ def test_freezing_half_way_is_refused_with_the_remedy(mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["written", "unfrozen", "added to the optimizer"])
 def test_parameters_that_the_run_does_not_know_are_not_updated(mode, when):
-    """The wrapped optimiser would step with their plain gradients: neither clipped nor noised."""
+    """The wrapped optimizer would step with their plain gradients: neither clipped nor noised."""
     module = small_net()
     module[0].requires_grad_(False)
     private, x, y = started(mode, module)

@@ -71,7 +71,7 @@ def everything_public(kind, size, folder, **options):
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", list(SCHEMES))
 @pytest.mark.parametrize("target", [{}, {"noise_multiplier": None, "target_epsilon": 3.0}])
-def test_neighbours_publish_the_same_bytes(kind, target, tmp_path):
+def test_neighbors_publish_the_same_bytes(kind, target, tmp_path):
     found = []
     for size in (53, 54):
         folder = tmp_path / str(size)

@@ -25,7 +25,7 @@ class Lightning:
     """What the fit loop of Lightning 2 does, by its documentation.
 
     ``configure_optimizers`` comes first, then the loader is asked for and its length taken once.
-    Without a length it takes a batch ahead, to know which is the last. The optimiser is called with
+    Without a length it takes a batch ahead, to know which is the last. The optimizer is called with
     a closure that computes the loss, clears gradients and runs the backward pass.
     """
 

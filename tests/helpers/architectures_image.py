@@ -1,4 +1,4 @@
-"""Blocks on images of one, two or three dimensions: convolutions and normalisations."""
+"""Blocks on images of one, two or three dimensions: convolutions and normalizations."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _conv_reused(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
 
 
 def _group_norm(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
-    """One number has no deviation: torch refuses to normalise it, here and below."""
+    """One number has no deviation: torch refuses to normalize it, here and below."""
     numbers = torch.Size(shape).numel()
     allowed = [g for g in (1, 2, 3, 4) if shape[0] % g == 0 and g < numbers]
     if not allowed:

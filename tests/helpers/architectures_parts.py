@@ -135,7 +135,7 @@ def followed(draw: Any, layer: nn.Module, without: frozenset[str]) -> nn.Module:
 
 
 def disturb(module: nn.Module) -> None:
-    """Move every parameter, so that no weight of a normalisation is one and no bias zero."""
+    """Move every parameter, so that no weight of a normalization is one and no bias zero."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.2 * torch.randn_like(p))

@@ -27,7 +27,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TOPICS = {
     "cs.LG stat.ML": """network layer gradient training loss classifier batch feature label kernel
         robust sparse attention encoder decoder image speech reward policy agent""",
-    "math.CO": """graph vertex edge matching tree colouring clique bound lemma permutation integer
+    "math.CO": """graph vertex edge matching tree coloring clique bound lemma permutation integer
         lattice polytope partition sequence cycle path degree random extremal""",
     "hep-th gr-qc": """string brane gauge gravity horizon entropy symmetry anomaly boson fermion
         duality vacuum tensor field coupling holography dimension black hole quantum""",

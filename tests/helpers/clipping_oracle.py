@@ -133,7 +133,7 @@ class Reference:
     def slack(self, tolerance: float) -> Tensor:
         """What each example's gradient may be off by, shape (examples,): relative to its length.
 
-        Ten times the rounding of the loop itself is granted on top: a normalisation over nearly
+        Ten times the rounding of the loop itself is granted on top: a normalization over nearly
         equal numbers, or a gradient that is zero but for rounding, has no five digits in float32.
         """
         return tolerance * self.norms + 10 * self.rounding
@@ -157,7 +157,7 @@ def reference(
     for p in own.parameters():
         p.requires_grad_(True)
     whole = parts if all(trained) else gradients(own, inputs, targets, views)[0]
-    # A gradient that is zero but for rounding (of a weight before a normalisation of two numbers,
+    # A gradient that is zero but for rounding (of a weight before a normalization of two numbers,
     # of a key's bias) is a sum of numbers as large as the others are.
     least = 1e-14 if targets.dtype == torch.float64 else 1e-7
     rounding = least * (torch.cat(whole, dim=1).norm(dim=1) + steep)

@@ -82,7 +82,7 @@ def run(mode, **options):
 
 
 def scaled():
-    """An optimiser that scales gradients, whose scales are those of the whole batch."""
+    """An optimizer that scales gradients, whose scales are those of the whole batch."""
     net = small_net()
     private = PrivacyEngine().make_private(
         module=net,

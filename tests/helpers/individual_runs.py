@@ -126,7 +126,7 @@ def filtered(module, data, individual, mode="hooks", *, steps=8, sigma=1.0, **op
 
 
 def make_with(optimizer, module, data, individual, mode, *, steps, sigma, **options):
-    """A filtered run with an optimiser of the test's own."""
+    """A filtered run with an optimizer of the test's own."""
     return wire(
         module=module,
         optimizer=optimizer,

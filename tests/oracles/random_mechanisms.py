@@ -45,7 +45,7 @@ SIZE = 10
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A mechanism, the neighbouring relation, and what an attacker of it sees."""
+    """A mechanism, the neighboring relation, and what an attacker of it sees."""
 
     family: str
     mechanism: MatrixMechanism
@@ -203,7 +203,7 @@ def _of_runs(
     planar = scheme.steps == 1 and rng.random() < 0.4
     others = size - 1
     if adjacency is Adjacency.ADD_REMOVE and rng.random() < 0.5:
-        others = size  # the run is on N examples, the neighbour has one more
+        others = size  # the run is on N examples, the neighbor has one more
     if planar:
         vectors = rng.standard_normal((others, 2))
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1), 1e-9)[:, None]
@@ -302,7 +302,7 @@ GRAPHS: dict[str, list[tuple[int, ...]]] = {
     "star": [(0, 1, 2), (1,), (2,)],
     "chain": [(0,), (0, 1), (1,)],
     "clique": [(0, 1), (1, 2), (0, 2)],
-    "shared neighbour": [(0,), (0,), (0, 1), (1,)],
+    "shared neighbor": [(0,), (0,), (0, 1), (1,)],
     "neighbors of neighbors": [(0,), (0, 1), (1, 2), (2,)],
     "pair": [(0, 1), (0, 1)],
 }

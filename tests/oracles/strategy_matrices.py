@@ -81,6 +81,6 @@ def blt_noise(theta: Sequence[float] | Array, omega: Sequence[float] | Array, z:
     return np.array(rows)
 
 
-def normalise_columns(matrix: Array) -> Array:
+def normalize_columns(matrix: Array) -> Array:
     """Columns of norm 1."""
     return np.asarray(matrix / np.sqrt((matrix**2).sum(axis=0)))

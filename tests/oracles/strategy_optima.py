@@ -124,7 +124,7 @@ def dense_single(workload: Array, seed: int = 0) -> tuple[float, Array]:
     def matrix_of(x: Array) -> Array:
         matrix = np.zeros((steps, steps))
         matrix[lower] = x
-        return matrices.normalise_columns(matrix)  # equal norms: raising the smaller ones helps
+        return matrices.normalize_columns(matrix)  # equal norms: raising the smaller ones helps
 
     def loss(x: Array) -> float:
         matrix = matrix_of(x)
@@ -229,7 +229,7 @@ def banded_columns(workload: Array, bands: int) -> tuple[float, Array]:
     def matrix_of(x: Array) -> Array:
         matrix = np.zeros((steps, steps))
         matrix[inside] = x
-        return matrices.normalise_columns(matrix)
+        return matrices.normalize_columns(matrix)
 
     def loss(x: Array) -> float:
         matrix = matrix_of(x)

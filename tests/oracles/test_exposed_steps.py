@@ -9,9 +9,9 @@ from tests.oracles import exposed_steps as claim
 from tests.oracles import user_level as oracle
 from tests.oracles.test_user_level import CHAIN, PAIR, PLANE, SPACE, banded
 
-STAR = ((0, 1, 2, 3), (1,), (2,), (3,))  # one example, a neighbour through each of three users
+STAR = ((0, 1, 2, 3), (1,), (2,), (3,))  # one example, a neighbor through each of three users
 TWO_STARS = ((0, 1), (0, 2), (1,), (2,))
-TRIANGLE = ((0, 1), (1, 2), (2, 0))  # u's two examples have one neighbour, the same
+TRIANGLE = ((0, 1), (1, 2), (2, 0))  # u's two examples have one neighbor, the same
 CLIQUE = ((0, 3), (1, 3), (2, 3), (0,))  # a user with three examples, shared by everyone else
 FAR = ((0,), (0, 1), (1, 2), (2,))  # an example that u reaches only through others
 GRAPHS = [PAIR, CHAIN, STAR, TWO_STARS, TRIANGLE, CLIQUE, FAR]

@@ -1,4 +1,4 @@
-"""Optimised strategies are no worse than what general optimisers find for tiny n."""
+"""Optimized strategies are no worse than what general optimizers find for tiny n."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_given_columns_of_norm_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps = int(rng.integers(1, 10))
     bands = int(rng.integers(1, steps + 1))
-    matrix = matrices.normalise_columns(random_matrix(rng, steps, bands, "positive"))
+    matrix = matrices.normalize_columns(random_matrix(rng, steps, bands, "positive"))
     diagonals = [[*np.diagonal(matrix, -k), *[0.0] * k] for k in range(bands)]
     compare(ColumnNormalizedBandMF(bands=bands, coefficients=diagonals), matrix)
 

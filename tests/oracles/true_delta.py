@@ -1,7 +1,7 @@
 """δ(ε) of the pair of laws that a tiny run really releases: from below, by summing over everything.
 
 Nothing here imports the library. A world is a law of noiseless releases: P of the run on the data,
-Q of the run on the neighbouring data, and y = release + σ z is what is published. A public coin
+Q of the run on the neighboring data, and y = release + σ z is what is published. A public coin
 (``Branch.weight``) may be tossed before, with the same law in both worlds.
 
 Runs of one or two numbers are integrated; longer ones are simulated, with a lower confidence limit

@@ -174,7 +174,7 @@ def test_tokens_are_made_once_for_the_same_rows_tokenizer_and_length(files, snap
         count(max_length=2)
 
 
-def test_rows_are_recognised_wherever_they_lie(files, tmp_path):
+def test_rows_are_recognized_wherever_they_lie(files, tmp_path):
     one, two = (_arxiv(files, tmp_path / name).train for name in ("one", "two"))
     assert fingerprint(one) == fingerprint(two)
     assert fingerprint(one) != fingerprint(_arxiv(files, tmp_path / "one", seed=1).train)

@@ -68,7 +68,7 @@ def test_where_nothing_is_outside_it_says_so(tmp_path):
 
 
 def test_a_tokenizer_is_read_back_as_it_was_made(tmp_path):
-    texts = ["graph vertex edge graph", "vertex graph colouring"] * 5
+    texts = ["graph vertex edge graph", "vertex graph coloring"] * 5
     made = train_tokenizer(texts, tmp_path / "tokenizer", size=60)
     back = load_tokenizer(tmp_path / "tokenizer", offline=True)
     assert vocabulary_of(back) == vocabulary_of(made)

@@ -202,7 +202,7 @@ def test_digits_are_grey_and_nothing_else(tmp_path):
 class TestAnyImages:
     """What only ``data.name=folder`` allows."""
 
-    def test_grey_ones_become_rgb_beside_coloured_ones(self, tmp_path):
+    def test_grey_ones_become_rgb_beside_colored_ones(self, tmp_path):
         train, _ = _write(tmp_path, "folder of photographs")
         grey = random_digits(1)[0][0].repeat(3, axis=0)
         grey = np.pad(grey, ((0, 0), (2, 2), (2, 2)))

@@ -66,8 +66,8 @@ def test_every_style_refuses_what_it_does_not_have():
     styles = members_of(ClippingStyle)
     assert {"Automatic", "Flat", "PerGroup", "PerLayer"} <= set(styles)
     for name in styles:
-        with pytest.raises(ValueError, match=f"{name} has no field 'colour'"):
-            build_clipping({"type": name, "colour": 3})
+        with pytest.raises(ValueError, match=f"{name} has no field 'color'"):
+            build_clipping({"type": name, "color": 3})
 
 
 def _metrics(output):

@@ -48,7 +48,7 @@ def test_file_then_overrides(tmp_path):
     [
         ("min_sep=8", "scheme.min_sep"),
         ("privacy.epsilom=1", "privacy.epsilon"),
-        ("optimiser.lr=1", "optimizer.lr"),
+        ("optimizer.lr=1", "optimizer.lr"),
         ("step=1", "steps"),
         ("learning_rate.lr=1", "optimizer.lr"),
     ],
@@ -221,8 +221,8 @@ def test_what_a_strategy_needs_is_named():
         if needed:
             with pytest.raises(ValueError, match=rf"{name} needs strategy\.{needed[0]}"):
                 build_strategy({"type": name})
-        with pytest.raises(ValueError, match=rf"{name} has no field 'colour'"):
-            build_strategy({"type": name, "colour": 3})
+        with pytest.raises(ValueError, match=rf"{name} has no field 'color'"):
+            build_strategy({"type": name, "color": 3})
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ PLAIN = [
         (["individual.epsilon=-1"], "epsilon"),
         (["individual.epsilon=many"], "target_epsilon='many' must be a number"),
         (["individual.target_epsilon=1"], "did you mean individual.epsilon?"),
-        (["individual.colour=red"], "GDPFilter has no field 'colour'"),
+        (["individual.color=red"], "GDPFilter has no field 'color'"),
         (["privacy.epsilon=1"], "privacy.epsilon=1.0 with individual.type=GDPFilter"),
         (["privacy.noise_multiplier=4"], "give exactly one (the noise follows from start)"),
         (["individual.start=null"], "give exactly one (the noise follows from start)"),

@@ -25,7 +25,7 @@ def test_the_layers_are_those_asked_for():
     assert torch.allclose(linear(x), x @ linear[0].weight.T + linear[0].bias)
 
 
-def test_one_group_is_layer_normalisation():
+def test_one_group_is_layer_normalization():
     torch.manual_seed(0)
     model = mlp(inputs=5, outputs=2, widths=[6], groups=1)
     hidden = model[0](torch.randn(4, 5))

@@ -1,4 +1,4 @@
-"""Opponent colours, and that features of colour images are of them."""
+"""Opponent colors, and that features of color images are of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recipes.data.scattering import scattering
 from recipes.data.split import Split
 
 
-def test_a_turn_of_the_colours() -> None:
-    """Lengths and angles stay, so that no colour counts more than before."""
+def test_a_turn_of_the_colors() -> None:
+    """Lengths and angles stay, so that no color counts more than before."""
     images = torch.randn(2, 3, 5, 4, dtype=torch.float64)
     found = opponent(images)
     assert found.shape == images.shape
@@ -44,7 +44,7 @@ def test_other_channels_are_left_alone() -> None:
     assert opponent(images) is images
 
 
-def test_features_of_colour_images_are_of_opponents() -> None:
+def test_features_of_color_images_are_of_opponents() -> None:
     pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
     labels = torch.arange(6) % 2
     split = Split(Images(pixels, labels), Images(pixels, labels), 3, 2, 8)

@@ -17,7 +17,7 @@ from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import ANGLES, PATHS, scattering
 from recipes.data.split import Split
 
-CHANNELS = PATHS + 4 * (1 + ANGLES)  # of each colour
+CHANNELS = PATHS + 4 * (1 + ANGLES)  # of each color
 REACH = 20  # pixels, beyond which the widest envelope is below 1e-30
 
 
@@ -77,20 +77,20 @@ def test_features_are_sums_over_pixels() -> None:
 
 
 def test_fine_features_are_sums_over_pixels() -> None:
-    """At the middle of every 2×2 pixels, by a Gaussian half as wide, of two colours."""
+    """At the middle of every 2×2 pixels, by a Gaussian half as wide, of two colors."""
     images = np.random.default_rng(3).normal(size=(2, 16, 16))
     average = _wave(0.8, 0.0, 0.0, 1.0, offset=0.5).real
     found = scattering(torch.from_numpy(images).float()[None])[0].double().numpy()
     assert found.shape == (2 * CHANNELS, 4, 4)
-    for colour, image in enumerate(images):
+    for color, image in enumerate(images):
         padded = np.pad(image, 4, mode="reflect")
         maps = {0: padded} | {1 + k: abs(_convolved(padded, _morlet(0, k))) for k in (0, 5)}
         for path, each in maps.items():
             near = _convolved(each, average).real[4:-4:2, 4:-4:2]
             for corner, (down, right) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
-                place = 2 * PATHS + 4 * colour + corner
+                place = 2 * PATHS + 4 * color + corner
                 if path:
-                    place = 2 * PATHS + 8 + 4 * (ANGLES * colour + path - 1) + corner
+                    place = 2 * PATHS + 8 + 4 * (ANGLES * color + path - 1) + corner
                 assert np.allclose(found[place], near[down::2, right::2], atol=1e-5)
 
 
@@ -121,15 +121,15 @@ def _split(count: int, size: int = 16, **options: object) -> Split:
 
 
 def _kinds() -> list[list[int]]:
-    """Features of a colour image that are normalized together, written out."""
+    """Features of a color image that are normalized together, written out."""
     found = []
-    for colour in range(3):
-        first = PATHS * colour
+    for color in range(3):
+        first = PATHS * color
         found += [[first], [*range(first + 1, first + 9)], [*range(first + 9, first + 17)]]
         for apart in range(5):
             pairs = [(o, i) for o in range(8) for i in range(8) if abs(o - i) in (apart, 8 - apart)]
             found.append([first + 17 + 8 * outer + inner for outer, inner in pairs])
-        near, edges = 3 * PATHS + 4 * colour, 3 * PATHS + 12 + 32 * colour
+        near, edges = 3 * PATHS + 4 * color, 3 * PATHS + 12 + 32 * color
         found += [[*range(near, near + 4)], [*range(edges, edges + 32)]]
     return found
 

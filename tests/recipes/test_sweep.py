@@ -143,7 +143,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
         ({"recipe": "audio"}, "choose one of vision"),
         ({"runs": []}, "at least one configuration"),
         ({"runs": [{"grid": {}}]}, "should have 'config'"),
-        ({"colour": 1}, "unknown entries \\['colour'\\]"),
+        ({"color": 1}, "unknown entries \\['color'\\]"),
         ({"common": {"steps": 3}}, "steps: 3 should be a list"),
         ({"common": {"steps": ["=stepz"]}}, "names no field of the grid"),
         ({"common": 3}, "common: 3 should be"),

@@ -88,7 +88,7 @@ def test_it_is_a_net_of_twice_the_channels_whose_weights_are_shared():
     assert torch.allclose(model(images), (scores[0] + scores[1]) / 2, atol=1e-12)
 
 
-def test_colours_stay_where_they_are_by_default():
+def test_colors_stay_where_they_are_by_default():
     model, images = _net(mirrored=None).double(), _images().double()
     assert torch.allclose(model(images), model(images.flip(-1)), atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""The VGG of the literature: no normalisation layer."""
+"""The VGG of the literature: no normalization layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_without_groups_it_is_the_vgg_of_the_literature():
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_group_normalisation_starts_from_the_same_weights():
+def test_group_normalization_starts_from_the_same_weights():
     """It draws nothing, so that runs with and without it compare."""
     torch.manual_seed(0)
     plain = vgg(in_channels=1, classes=10, image_size=16, groups=0)

@@ -166,7 +166,7 @@ def test_a_method_may_bear_larger_rates_than_the_others(tmp_path):
 @pytest.mark.parametrize("first", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("best", [0.01, 0.05, 0.3, 1.0])
 def test_a_search_goes_from_its_first_rate_to_the_best(first, best, tmp_path):
-    """Scores that rise to one rate and fall; what is beyond its neighbours is not run."""
+    """Scores that rise to one rate and fall; what is beyond its neighbors is not run."""
     ladder = (0.01, 0.03, 0.05, 0.1, 0.3, 1.0)
 
     def searched(epsilon):

@@ -84,12 +84,12 @@ class Machine:
         said = "echo 'GPU 0: NVIDIA H200'" if works else "echo failed; exit 9"
         command(self.commands, "nvidia-smi", said)
 
-    def uv(self, behaviour: str = "reaches") -> None:
+    def uv(self, behavior: str = "reaches") -> None:
         """A uv that installs the build of the backend it is asked for, from torch's own indexes."""
         wheel(self.torch_index / "cpu", "torch", "2.13.0+cpu")
         wheel(self.torch_index / "auto", "torch", "2.13.0+cu130", "nvidia-cublas")
-        if behaviour != "reaches":
-            command(self.commands, "uv", f'echo "$@" >> {self.folder}/uv.txt; {behaviour}')
+        if behavior != "reaches":
+            command(self.commands, "uv", f'echo "$@" >> {self.folder}/uv.txt; {behavior}')
             return
         text = f"""
 echo "$@" >> {self.folder}/uv.txt

@@ -18,7 +18,7 @@ _PATHS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
-class NeighbourFacts:
+class NeighborFacts:
     """Facts of a public graph.
 
     Attributes:
@@ -31,7 +31,7 @@ class NeighbourFacts:
 
 
 @functools.lru_cache(maxsize=16)
-def neighbor_facts(graph: AttributionGraph) -> NeighbourFacts:
+def neighbor_facts(graph: AttributionGraph) -> NeighborFacts:
     """The facts of an attached graph; graphs of equal fingerprint and facts are read once.
 
     Raises:
@@ -39,7 +39,7 @@ def neighbor_facts(graph: AttributionGraph) -> NeighbourFacts:
     """
     counts = np.unique(graph.examples_per_user())
     most = 0 if graph.is_disjoint else int(outside_neighbors(graph).max())
-    return NeighbourFacts(tuple(int(k) for k in counts), most)
+    return NeighborFacts(tuple(int(k) for k in counts), most)
 
 
 def paths_to_neighbors(graph: AttributionGraph) -> int:

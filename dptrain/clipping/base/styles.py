@@ -27,7 +27,7 @@ class ClippingStyle(JsonValue, ABC, family="clipping style"):
 
     Whatever the norms, what is left of an example's gradient has norm R at most: the sensitivity of
     the clipped sum is R under every style, so noise and accountants do not depend on it
-    (docs/theory/clipping.md#thm-clip; ``test_neighbouring_batches_have_sums_within_the_bound``).
+    (docs/theory/clipping.md#thm-clip; ``test_neighboring_batches_have_sums_within_the_bound``).
 
     A style of one's own is a frozen dataclass that derives from this class; a checkpoint holds
     ``to_dict``, and a run is resumed in the same style only. The guarantee rests on what its

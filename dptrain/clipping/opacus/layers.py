@@ -30,8 +30,8 @@ def layer_norm_gradients(
     """
     found: dict[nn.Parameter, torch.Tensor] = {}
     if layer.weight.requires_grad:
-        normalised = nn.functional.layer_norm(activations[0], layer.normalized_shape, eps=layer.eps)
-        found[layer.weight] = over_positions(layer, normalised * backprops)
+        normalized = nn.functional.layer_norm(activations[0], layer.normalized_shape, eps=layer.eps)
+        found[layer.weight] = over_positions(layer, normalized * backprops)
     if layer.bias is not None and layer.bias.requires_grad:
         found[layer.bias] = over_positions(layer, backprops)
     return found

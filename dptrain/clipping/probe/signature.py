@@ -146,9 +146,9 @@ class LossSignature:
             off = torch.finfo(dtype).eps / (4 * 3**0.5)
             values, counts = shares.unique(return_counts=True)
             tolerance, wanted = 6 * off * float((values * counts).norm()), _ROUNDED
-        normalised = abs(float(shares.sum()) - 1) <= tolerance
-        self._alike = self._alike + 1 if normalised else 0
-        self._told = not normalised
+        normalized = abs(float(shares.sum()) - 1) <= tolerance
+        self._alike = self._alike + 1 if normalized else 0
+        self._told = not normalized
         if self._alike >= wanted:
             raise RuntimeError(
                 "the loss divides by what the whole batch holds: the examples' shares of it differ "

@@ -84,7 +84,7 @@ def add(commands: Any) -> None:
         help="no unit is in two of the data sets: δ is the largest",
     )
     add_adjacency(
-        parser, "the neighbouring relation of bare mechanisms (default: the mechanism's own)"
+        parser, "the neighboring relation of bare mechanisms (default: the mechanism's own)"
     )
     parser.add_argument("--plot", type=pathlib.Path, help="draw the curves to a PNG")
     parser.add_argument("--json", type=pathlib.Path, help="write figures and curves to this file")

@@ -87,7 +87,7 @@ def _add_open(actions: Any) -> None:
         choices=("example", "user"),
         help="take releases that protect this only (default: as the first does)",
     )
-    add_adjacency(parser, "the neighbouring relation of all releases (default: as the first has)")
+    add_adjacency(parser, "the neighboring relation of all releases (default: as the first has)")
 
 
 def _add_add(actions: Any) -> None:

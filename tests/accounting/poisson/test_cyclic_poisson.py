@@ -45,7 +45,7 @@ def law_of_part(part, cycle, steps, p):
     return Law(np.array(patterns), np.array(probabilities))
 
 
-def normalised(matrix):
+def normalized(matrix):
     return matrix / np.linalg.norm(matrix, axis=0)
 
 
@@ -104,7 +104,7 @@ def worst_part(p, cycle, matrix, sigma, epsilon, *, remove):
 @pytest.mark.parametrize("remove", [True, False])
 def test_worst_part_by_quadrature_where_norms_are_equal(cycle, coefficients, remove):
     p, sigma = 0.3, 1.1
-    matrix = normalised(toeplitz(coefficients, 2))
+    matrix = normalized(toeplitz(coefficients, 2))
     found = PoissonPLD().profile(
         mechanism(scheme(p, cycle, 2), Dense(matrix=matrix), sigma), EPSILONS
     )
@@ -119,7 +119,7 @@ def test_worst_part_by_quadrature_where_norms_are_equal(cycle, coefficients, rem
 @pytest.mark.parametrize("remove", [True, False])
 def test_two_turns_by_quadrature(remove):
     p, sigma, epsilon = 0.3, 1.1, 0.8
-    matrix = normalised(toeplitz([1.0, 0.6], 3))
+    matrix = normalized(toeplitz([1.0, 0.6], 3))
     both = mechanism(scheme(p, 2, 3), Dense(matrix=matrix), sigma)
     found = PoissonPLD().profile(both, [epsilon])
     claimed = float((found.remove if remove else found.add)[0])

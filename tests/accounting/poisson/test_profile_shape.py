@@ -33,7 +33,7 @@ PLAIN = [
     (1 / 300, 1500, 0.4778), (1 / 300, 1500, 0.6), (0.01, 10_000, 1.0), (0.01, 1, 0.3),
     (0.1, 100, 1.0), (0.5, 1, 0.3), (0.5, 10, 3.0), (0.5, 1000, 20.0), (0.5, 100_000, 50.0),
 ]  # fmt: skip
-# Neighbours around 0, an even grid, and far tails.
+# Neighbors around 0, an even grid, and far tails.
 GRID = np.unique(
     np.concatenate([[0.0], np.geomspace(1e-9, 1e-1, 41), np.linspace(0, 12, 241), [20, 30, 50]])
 )

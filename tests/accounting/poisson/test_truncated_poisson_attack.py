@@ -24,7 +24,7 @@ def curve(size, p, largest, adjacency=Adjacency.ZERO_OUT):
     )
 
 
-def neighbour(adjacency, others):
+def neighbor(adjacency, others):
     """The gradients of the other data set, whose example had gradient (1, 0)."""
     if adjacency is Adjacency.ADD_REMOVE:
         return others
@@ -79,7 +79,7 @@ def test_no_gradients_on_a_line_attain_more_than_is_claimed(sigma, adjacency):
             for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), size - 1):
                 rest = [(value, 0.0) for value in others]
                 mine = sum_law([(1.0, 0.0), *rest], p, largest)
-                blank = sum_law(neighbour(adjacency, rest), p, largest)
+                blank = sum_law(neighbor(adjacency, rest), p, largest)
                 found = np.array(attained(mine, blank, sigma, EPSILONS, planar=False))
                 # The kinks of the integrand cost the square of the grid's step.
                 assert (found <= claimed + 5e-6).all(), (size, largest, p, others)
@@ -98,7 +98,7 @@ def test_no_gradients_in_a_plane_attain_more_than_is_claimed(adjacency):
         for others in itertools.combinations_with_replacement(angles, size - 1):
             rest = [(value.real, value.imag) for value in others]
             mine = sum_law([(1.0, 0.0), *rest], p, largest)
-            blank = sum_law(neighbour(adjacency, rest), p, largest)
+            blank = sum_law(neighbor(adjacency, rest), p, largest)
             found = np.array(attained(mine, blank, sigma, EPSILONS, planar=True))
             # The kink of the integrand costs the square of the grid's step.
             assert (found <= claimed + 2e-3).all(), (largest, p, others)

@@ -19,13 +19,13 @@ from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import Identity
 from tests.oracles.quadrature import gaussian_delta
 
-NEIGHBOURS, P, SIGMA, EPSILON, RUNS = 400, 0.1, 1.0, 1.0, 6000
+NEIGHBORS, P, SIGMA, EPSILON, RUNS = 400, 0.1, 1.0, 1.0, 6000
 
 
 def shared_graph():
     """Examples 0 and 1 of user 0; example 2 + 400 i + m shares user 1 + 400 i + m with i."""
-    others = [1 + i * NEIGHBOURS + m for i in range(2) for m in range(NEIGHBOURS)]
-    mine = [[0, *others[:NEIGHBOURS]], [0, *others[NEIGHBOURS:]]]
+    others = [1 + i * NEIGHBORS + m for i in range(2) for m in range(NEIGHBORS)]
+    mine = [[0, *others[:NEIGHBORS]], [0, *others[NEIGHBORS:]]]
     return AttributionGraph.from_lists(mine + [[user] for user in others])
 
 
@@ -53,7 +53,7 @@ def attained(scheme):
     for run in range(RUNS):
         first, second = scheme.stream(run)
         x = int(np.count_nonzero(first < 2))
-        groups = np.bincount((second[second >= 2] - 2) // NEIGHBOURS, minlength=2)
+        groups = np.bincount((second[second >= 2] - 2) // NEIGHBORS, minlength=2)
         silent = groups + SIGMA * rng.standard_normal(2) < 8.0
         guess = int(silent.sum())
         if guess:
@@ -100,7 +100,7 @@ def accusations(scheme):
     believed = right = 0
     for run in range(RUNS):
         first, second = scheme.stream(run)
-        groups = np.bincount((second[second >= 2] - 2) // NEIGHBOURS, minlength=2)
+        groups = np.bincount((second[second >= 2] - 2) // NEIGHBORS, minlength=2)
         seen = {e for e in (0, 1) if groups[e] == 0}
         believed += bool(seen)
         right += bool(seen) and seen == {e for e in (0, 1) if e in first}

@@ -77,7 +77,7 @@ def test_biases_alone_keep_no_inputs(name, trained):
         p.requires_grad_(n.endswith(trained))
     outputs = []  # kept alive, or their addresses would be used again
     for layer in model.modules():
-        # What a normalisation returned is the input of linear layers only.
+        # What a normalization returned is the input of linear layers only.
         if isinstance(layer, nn.LayerNorm):
             layer.register_forward_hook(lambda _, i, out: outputs.append(out.detach()))
     private = make(model, texts())

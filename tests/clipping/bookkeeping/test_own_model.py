@@ -31,7 +31,7 @@ from tests.helpers.engine import flat, images, make, separated, small_net, train
 HOOKS = [name for name in vars(nn.Module()) if name.endswith("hooks")]
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """A frozen batch norm, which refuses training mode while a run is attached."""
 
     def __init__(self):
@@ -134,7 +134,7 @@ MODELS = {
     "layers": dense,
     "one layer": lambda: case(nn.Linear(4, 2), torch.randn(ROWS, 4)),
     "tied": lambda: case(Embedded(), torch.randint(0, 6, (ROWS, 3))),
-    "batch norm": lambda: case(Normalised(), torch.randn(ROWS, 4)),
+    "batch norm": lambda: case(Normalized(), torch.randn(ROWS, 4)),
     "parametrised": lambda: case(Weighted(), torch.randn(ROWS, 4)),
     "attention": lambda: case(
         nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True),

@@ -63,7 +63,7 @@ def put(private, seed):
     return np.concatenate([spent, record.spent, record.epsilons(DELTA)])
 
 
-def serialised(state):
+def serialized(state):
     file = io.BytesIO()
     torch.save(state, file)  # a zip without compression: numbers are there as they are
     return file.getvalue()
@@ -87,7 +87,7 @@ def reported(private, folder):
 
 
 def outputs(private, folder):
-    return shown(private), reported(private, folder), serialised(public_part(private))
+    return shown(private), reported(private, folder), serialized(public_part(private))
 
 
 def number(count):
@@ -138,7 +138,7 @@ def test_no_marker_is_found(private, caplog, tmp_path):
         assert not number(count).search(texts)
         assert struct.pack("<i", count) not in checkpoint  # pickle's integers
     # The search would find them: they are in the private part.
-    whole = serialised(private.state_dict())
+    whole = serialized(private.state_dict())
     assert all(struct.pack("<d", value) in whole for value in values[:N])
     assert all(struct.pack("<i", count) in whole for count in COUNTS)
 

@@ -33,7 +33,7 @@ class Unread:
 
 
 def attempt(error, message, **options):
-    """``make_private`` refuses, and module, optimiser and data are as they were."""
+    """``make_private`` refuses, and module, optimizer and data are as they were."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""A data set is recognised when a run goes on, and another one is refused."""
+"""A data set is recognized when a run goes on, and another one is refused."""
 
 from __future__ import annotations
 
