@@ -151,7 +151,7 @@ class SimulatedAccountant(Accountant):
         threads = self.threads or default_threads()
         return SharedDraws(seed, threads, self.progress, self.together, kept)
 
-    def _begun(self, question: dict[str, Any]) -> SharedDraws:
+    def _begun(self, question: dict[str, Any], rule: Rule) -> SharedDraws:
         """Fresh draws, or those that an interrupted call with this question left."""
 
         def begin() -> tuple[int, Kept | None]:
@@ -159,7 +159,7 @@ class SimulatedAccountant(Accountant):
             if self.cache is None:
                 return seed, None
             path = certificate_cache.partial_path(Path(self.cache), question)
-            kept = Kept(path, question, seed)
+            kept = Kept(path, question, rule, seed)
             return kept.seed, kept
 
         return self._draws(*self.together.from_first(begin))
@@ -181,9 +181,10 @@ class SimulatedAccountant(Accountant):
         check_epsilon(epsilon)
         check_delta(delta, mechanism.scheme)
         claim = self._claim(self._checked(mechanism), epsilon, delta, self.attempts)
+        self.together.agree([claim.request, claim.rule])
         certificate = self.together.from_first(lambda: self._stored(claim))
         if certificate is None:
-            with self._begun(claim.request) as draws:
+            with self._begun(claim.request, claim.rule) as draws:
                 certificate = claim.certificate(draws)
                 if self.cache is not None and self.together.rank == 0:
                     certificate_cache.store(Path(self.cache), claim.request, certificate)
@@ -309,7 +310,8 @@ class SimulatedAccountant(Accountant):
             "sigma": sigma, "delta": delta, "failure_probability": self.failure_probability,
             "method": method, "law": law.to_dict(), "package": package_version(),
         }  # fmt: skip
-        with self._begun(question) as draws:
+        self.together.agree([question, rule])
+        with self._begun(question, rule) as draws:
             rows = verified_rows(terms_at, rule, draws, GUARANTEE) if top > 0.0 else []
         certificate = {
             **evidence(method, law, rule, draws.seed, rows),
@@ -341,7 +343,8 @@ class SimulatedAccountant(Accountant):
         if sigma > 0.0:
             values = np.stack(law.curve.delta(sigma, grid))
             chosen = np.unique(np.linspace(0, grid.size - 1, _PROFILE_POINTS).round().astype(int))
-            draws = self._draws(fresh_seed(self.seed))
+            self.together.agree([law.to_dict(), sigma, grid.tolist()])
+            draws = self._draws(self.together.from_first(lambda: fresh_seed(self.seed)))
             bounds = self._weighted_bounds
             if isinstance(law, PlainLaw):
                 bounds = self._plain_bounds

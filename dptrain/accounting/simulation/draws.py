@@ -49,6 +49,18 @@ class Processes:
         """Everybody's value, on all of them."""
         return [value]
 
+    def agree(self, question: Any) -> None:
+        """Refuse to share draws among processes that are asked different things.
+
+        Raises:
+            ValueError: on all of them.
+        """
+        if any(asked != question for asked in self.all(question)):
+            raise ValueError(
+                "the processes draw for different questions: start all of them with the same "
+                "arguments, versions and kind of machine"
+            )
+
 
 ALONE = Processes()
 
@@ -58,23 +70,26 @@ class Kept:
 
     The seed stands in the first line, before anything is drawn: whoever asks the same question goes
     on with the same draws instead of making another attempt
-    (docs/theory/certification.md#thm-chunks).
+    (docs/theory/certification.md#thm-chunks). So does the rule: whoever asks with another one is
+    refused, since it decides what is declared, and that may not follow from samples that verify.
     """
 
-    def __init__(self, path: Path, question: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, path: Path, question: dict[str, Any], rule: Sequence[Any], seed: int
+    ) -> None:
         self.path, self.seed = path, seed
-        self.known: dict[tuple[int, ...], dict[int, ChunkSums]] = {}
+        self.known: dict[tuple[float, ...], dict[int, ChunkSums]] = {}
         versions = {"numpy": np.__version__, "torch": torch.__version__}
-        first = {"what": WHAT, "question": question, "versions": versions}
-        if path.exists():
+        first = {"what": WHAT, "question": question, "versions": versions, "rule": list(rule)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._append({**first, "seed": str(seed)}, mode="x")
+        except FileExistsError:
             self._read(first)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({**first, "seed": str(seed)})
 
-    def _append(self, value: Any) -> None:
+    def _append(self, value: Any, mode: str = "a") -> None:
         text = json.dumps(value)
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open(mode, encoding="utf-8") as file:
             file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
 
     def _read(self, first: dict[str, Any]) -> None:
@@ -90,7 +105,13 @@ class Kept:
                 f"{self.path}: corrupt file of an unfinished simulation ({error}); restore it, or "
                 "delete it to begin another attempt"
             ) from error
-        if values[0] != json.loads(json.dumps(first)):
+        asked = json.loads(json.dumps(first))
+        if values[0].get("rule") != asked["rule"]:
+            raise ValueError(
+                f"{self.path}: it was begun with another max_samples or ample; continue with those "
+                "of the first call, or delete it to begin another attempt"
+            )
+        if values[0] != asked:
             raise ValueError(
                 f"{self.path}: it was begun with {values[0].get('versions')}, and here are "
                 f"{first['versions']}, which draw otherwise; use those versions, or delete it to "
@@ -106,10 +127,10 @@ class Kept:
             raise ValueError("a line does not match its check sum")
         return json.loads(text)
 
-    def add(self, stream: Sequence[int], chunk: int, sums: ChunkSums) -> None:
-        """Remember a chunk."""
-        self.known.setdefault(tuple(stream), {})[chunk] = sums
-        self._append([list(stream), chunk, *sums])
+    def add(self, place: Sequence[float], chunk: int, sums: ChunkSums) -> None:
+        """Remember a chunk of what is drawn in a place: a stream, its point and its ceiling."""
+        self.known.setdefault(tuple(place), {})[chunk] = sums
+        self._append([list(place), chunk, *sums])
 
     @property
     def samples(self) -> int:
@@ -144,7 +165,7 @@ class SharedDraws:
     ) -> None:
         """Delete what was kept, once it is of no use; say where it is if interrupted."""
         if kind is None and self.kept is not None and self.together.rank == 0:
-            self.kept.path.unlink()
+            self.kept.path.unlink(missing_ok=True)
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             where = "samples are lost; set cache to keep them next time"
             if self.kept is not None:
@@ -155,14 +176,16 @@ class SharedDraws:
             raise KeyboardInterrupt(where) from None
 
     def sums(
-        self, terms: WeightedTerms, samples: int, stream: Sequence[int]
+        self, terms: WeightedTerms, samples: int, stream: Sequence[int], point: float = 0.0
     ) -> Iterator[ChunkSums]:
         """The sums of so many terms, chunk by chunk in order, the same whoever drew which.
 
-        Chunk i draws from ``SeedSequence([seed, *stream], spawn_key=(i,))``.
+        Chunk i draws from ``SeedSequence([seed, *stream], spawn_key=(i,))``. Kept are sums for the
+        same stream, point and ceiling.
         """
         key, count, team = tuple(stream), -(-samples // terms.lanes), self.together
-        known = dict(self.kept.known.get(key, {})) if self.kept is not None else {}
+        place = (*key, point, terms.ceiling)
+        known = dict(self.kept.known.get(place, {})) if self.kept is not None else {}
         step = count if team.size == 1 else _ROUND * team.size
         for first in range(0, count, step):
             missing = [i for i in range(first, min(first + step, count)) if i not in known]
@@ -173,13 +196,14 @@ class SharedDraws:
             )  # fmt: skip
             shared: dict[int, ChunkSums] = {}
             if team.size > 1:
-                shared = self._exchanged((self.seed, key, samples, terms.ceiling), missing, fresh)
+                asked = (self.seed, place, samples)
+                shared = self._exchanged(asked, missing, fresh)
             for index in range(first, min(first + step, count)):
                 found = known.get(index)
                 if found is None:
                     found = shared[index] if shared else next(fresh)
                     if self.kept is not None and team.rank == 0:
-                        self.kept.add(key, index, found)
+                        self.kept.add(place, index, found)
                 yield found
 
     def _exchanged(
@@ -187,15 +211,11 @@ class SharedDraws:
     ) -> dict[int, ChunkSums]:
         """The chunks of all processes."""
         team = self.together
-        everyone = team.all((question, list(fresh)))
-        if any(asked != question for asked, _ in everyone):
-            raise ValueError(
-                "the processes draw for different questions: start all of them with the same "
-                "arguments, versions and kind of machine"
-            )
+        drawn = list(fresh)
+        team.agree(question)
         return {
             index: sums
-            for rank, (_, found) in enumerate(everyone)
+            for rank, found in enumerate(team.all(drawn))
             for index, sums in zip(missing[rank :: team.size], found, strict=True)
         }
 

@@ -100,6 +100,7 @@ def judge(
     draws: SharedDraws,
     stream: Sequence[int],
     progress: Callable[[float], object],
+    point: float = 0.0,
 ) -> dict[str, Any]:
     """One direction's verdict, as a JSON-ready row; stops early where it can only be a rejection.
 
@@ -116,7 +117,7 @@ def judge(
     end = rule.threshold(terms.ceiling, looks[-1])
     total, squares, used = 0.0, 0.0, 0
     for number, wanted in enumerate(looks):
-        for size, chunk, squared in draws.sums(terms, wanted - used, [*stream, number]):
+        for size, chunk, squared in draws.sums(terms, wanted - used, [*stream, number], point):
             # The factor covers the rounding of the sum, on the side of rejection.
             total += chunk * (1.0 + 1e-12)
             squares += squared
@@ -159,7 +160,7 @@ def verify_points(
             side = 1 if direction == "add" else 0
             return judge(
                 terms_at(points[number])[direction], each, draws=draws,
-                stream=[purpose, number, side], progress=bar.update,
+                stream=[purpose, number, side], progress=bar.update, point=points[number],
             )  # fmt: skip
 
         add, end = None, len(points)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.accounting.simulation.draws import Processes, SharedDraws
+from dptrain.accounting.simulation.draws import Kept, Processes, SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
@@ -211,6 +211,48 @@ def test_processes_with_different_questions_are_refused() -> None:
         return ""
 
     assert all("different questions" in said for said in together(2, asked))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_processes_with_different_mechanisms_are_refused(
+    tmp_path: pathlib.Path, stored: bool
+) -> None:
+    """Ceilings and numbers of samples without weights say nothing of the mechanism."""
+    other = dataclasses.replace(MECHANISM, scheme=dataclasses.replace(MECHANISM.scheme, steps=2))
+    if stored:
+        small(cache=tmp_path).calibrate(MECHANISM, **TARGET)
+
+    def asked(team: Threads) -> str:
+        try:
+            small(cache=tmp_path, together=team).calibrate([MECHANISM, other][team.rank], **TARGET)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert all("different questions" in said for said in together(2, asked))
+
+
+def test_another_rule_does_not_go_on_with_what_was_drawn(tmp_path: pathlib.Path) -> None:
+    """It declares other points, which must not follow from the samples that verify them."""
+    Counted.stop_after = 5
+    with pytest.raises(KeyboardInterrupt):
+        small(cache=tmp_path).calibrate(MECHANISM, **TARGET)
+    Counted.stop_after = None
+    with pytest.raises(ValueError, match="begun with another max_samples"):
+        small(cache=tmp_path, max_samples=10**8).calibrate(MECHANISM, **TARGET)
+    assert small(cache=tmp_path).calibrate(MECHANISM, **TARGET) == small().calibrate(
+        MECHANISM, **TARGET
+    )
+
+
+def test_what_was_drawn_for_another_point_is_drawn_anew(tmp_path: pathlib.Path) -> None:
+    terms = WeightedTerms(1.0, 10, lambda rng, size: rng.random(size))
+    draws = SharedDraws(1, 1, kept=Kept(tmp_path / "kept", {}, [], 1))
+    first = list(draws.sums(terms, 30, [2], 0.5))
+    assert draws.kept is not None
+    assert draws.kept.known == {(2, 0.5, 1.0): dict(enumerate(first))}
+    assert list(draws.sums(terms, 30, [2], 0.7)) == first  # the same coins
+    assert len(draws.kept.known) == 2
 
 
 def test_a_term_that_is_no_number_is_an_error() -> None:
