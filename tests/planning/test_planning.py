@@ -117,8 +117,14 @@ def test_best_obeys_memory_and_constant_batches():
     only = {"accountant": "poisson-pld", **QUICK}
     found = compare(small(fixed_size=True), **only)
     assert "max_batch_size" in found.best.candidate.scheme
-    assert [row.eligible for row in found.rows].count(False) == 1
+    cut = [row.candidate.scheme.get("max_batch_size") is not None for row in found.rows]
+    assert [row.eligible for row in found.rows] == cut
+    assert 0 < sum(cut) < len(cut)
     found = compare(small(memory=100.0), **only)  # two bands need 4 bytes a parameter
+    assert {row.eligible: row.candidate.strategy["type"] for row in found.rows} == {
+        False: "BandMF", True: "Identity",
+    }  # fmt: skip
+    found = compare(small(fixed_size=True), accountant="mmcc", **QUICK)
     assert found.best is None
     assert "Nothing is eligible" in str(found)
     assert found.to_dict()["best"] is None

@@ -48,7 +48,7 @@ def test_file_then_overrides(tmp_path):
     [
         ("min_sep=8", "scheme.min_sep"),
         ("privacy.epsilom=1", "privacy.epsilon"),
-        ("optimizer.lr=1", "optimizer.lr"),
+        ("optimiser.lr=1", "optimizer.lr"),
         ("step=1", "steps"),
         ("learning_rate.lr=1", "optimizer.lr"),
     ],
