@@ -50,10 +50,11 @@ def test_import_and_training_beside_torchvision():
 READING = """
 import sys
 from recipes.data import cifar10, cinic10
+from recipes.data.augment import Views
 
 batches, parquet, folders = sys.argv[1:]
-assert len(cinic10(folders, augment=True).train) == 10
-assert len(cifar10(batches, augment=True).train) == len(cifar10(parquet).train) == 10
+assert len(cinic10(folders, views=Views(augment=True)).train) == 10
+assert len(cifar10(batches, views=Views(augment=True)).train) == len(cifar10(parquet).train) == 10
 assert "torchvision" not in sys.modules
 """
 
