@@ -33,28 +33,23 @@ def truncated_curve(
     max_batch_size: int,
     steps: int,
     sensitivity: float,
+    least: int | None = None,
 ) -> ComposedCurve:
-    """Composed steps for N examples (add-remove: for N against N-1), at most B of them kept."""
+    """Composed steps for N examples (add-remove: for N against N-1), at most B of them kept.
+
+    With ``least`` the curve bounds those of all numbers of examples from that up to N.
+    """
     if max_batch_size >= dataset_size:
         return poisson_curve(
             adjacency, probability=probability, steps=steps, sensitivity=sensitivity
         )
-    cases = Branches.of(
-        dataset_size=dataset_size, probability=probability, max_batch_size=max_batch_size
+    cases = Branches.covering(
+        dataset_size if least is None else least,
+        dataset_size,
+        probability=probability,
+        max_batch_size=max_batch_size,
     )
     return CasesCurve(probability, cases, steps, sensitivity, adjacency)
-
-
-def curve_up_to(
-    largest: int, *, probability: float, max_batch_size: int, steps: int, sensitivity: float
-) -> ComposedCurve:
-    """Composed steps under add-remove for data sets of unknown size, the larger at most this."""
-    if max_batch_size >= largest:
-        return poisson_curve(
-            Adjacency.ADD_REMOVE, probability=probability, steps=steps, sensitivity=sensitivity
-        )
-    cases = Branches.covering(1, largest, probability=probability, max_batch_size=max_batch_size)
-    return CasesCurve(probability, cases, steps, sensitivity, Adjacency.ADD_REMOVE)
 
 
 def equal_sizes(dataset_size: int, cycle: int) -> list[tuple[float, int, int]]:

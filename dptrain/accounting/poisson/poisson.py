@@ -8,14 +8,13 @@ from typing import Any, TypeGuard
 from dptrain.accounting.base.accountant import Cost, varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.base.statement import SETTINGS_ARE_PUBLIC
-from dptrain.accounting.poisson.curves import AverageCurve, CasesCurve, ComposedCurve
+from dptrain.accounting.poisson.curves import AverageCurve
 from dptrain.accounting.poisson.parts import (
-    curve_up_to,
     equal_sizes,
     independent_sizes,
     poisson_curve,
+    truncated_curve,
 )
-from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import CyclicPoisson, MinSep, Poisson, Scheme
@@ -173,7 +172,7 @@ class PoissonPLD(DeterministicAccountant):
             "sensitivity": float(mechanism.strategy.column_norms(scheme.steps).max()),
         }
         cut = _cuts(scheme)
-        found = self._cut(scheme, run) if cut else poisson_curve(self.adjacency, **run)
+        found = self._cut(scheme, **run) if cut else poisson_curve(self.adjacency, **run)
         if self.adjacency.public_size:
             return found
         if scheme.max_batch_size is None:
@@ -189,21 +188,19 @@ class PoissonPLD(DeterministicAccountant):
         assert found is not None
         return found
 
-    def _cut(self, scheme: CyclicPoisson, run: dict[str, Any]) -> Curve:
+    def _cut(self, scheme: CyclicPoisson, **run: Any) -> Curve:
         """The mean over the sizes of the example's part."""
-        largest = scheme.max_batch_size
-        assert largest is not None
-        parts: list[tuple[float, ComposedCurve]] = []
         if not self.adjacency.public_size:
-            for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle):
-                parts.append((weight, curve_up_to(most, max_batch_size=largest, **run)))
+            found = independent_sizes(scheme.population + 1, scheme.cycle)
+            sizes = [(weight, 1, most) for weight, _, most in found]
         else:
-            sizes = equal_sizes if scheme.assignment == "equal" else independent_sizes
-            p = scheme.probability
-            for weight, least, most in sizes(scheme.dataset_size, scheme.cycle):
-                cases = Branches.covering(least, most, probability=p, max_batch_size=largest)
-                curve = CasesCurve(p, cases, run["steps"], run["sensitivity"], self.adjacency)
-                parts.append((weight, curve))
+            split = equal_sizes if scheme.assignment == "equal" else independent_sizes
+            sizes = split(scheme.dataset_size, scheme.cycle)
+        run["max_batch_size"] = scheme.max_batch_size
+        parts = [
+            (weight, truncated_curve(self.adjacency, dataset_size=most, least=least, **run))
+            for weight, least, most in sizes
+        ]
         return parts[0][1] if len(parts) == 1 else AverageCurve(tuple(parts))
 
 
