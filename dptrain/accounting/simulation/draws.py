@@ -55,11 +55,7 @@ class Processes:
         Raises:
             ValueError: on all of them.
         """
-        if any(asked != question for asked in self.all(question)):
-            raise ValueError(
-                "the processes draw for different questions: start all of them with the same "
-                "arguments, versions and kind of machine"
-            )
+        _check_same(self.all(question))
 
 
 ALONE = Processes()
@@ -211,17 +207,25 @@ class SharedDraws:
     ) -> dict[int, ChunkSums]:
         """The chunks of all processes."""
         team = self.together
-        drawn = list(fresh)
-        team.agree(question)
+        everyone = team.all((question, list(fresh)))
+        _check_same([asked for asked, _ in everyone])
         return {
             index: sums
-            for rank, found in enumerate(team.all(drawn))
+            for rank, (_, found) in enumerate(everyone)
             for index, sums in zip(missing[rank :: team.size], found, strict=True)
         }
 
     def mean(self, terms: WeightedTerms, samples: int, stream: Sequence[int]) -> float:
         """Plain mean of so many terms."""
         return sum(each.total for each in self.sums(terms, samples, stream)) / samples
+
+
+def _check_same(questions: Sequence[Any]) -> None:
+    if any(asked != questions[0] for asked in questions):
+        raise ValueError(
+            "the processes draw for different questions: start all of them with the same "
+            "arguments, versions and kind of machine"
+        )
 
 
 def _sums(terms: Array) -> ChunkSums:
