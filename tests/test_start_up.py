@@ -13,6 +13,7 @@ import sys
 import pytest
 
 import dptrain
+from scripts.docs import house
 
 SOURCE = pathlib.Path(dptrain.__file__)
 # Of extras, or of functions that most runs never call.
@@ -93,17 +94,10 @@ def test_all_names_of_the_package_come_on_demand() -> None:
 
 def test_the_core_can_be_read() -> None:
     """What a stranger trusts is what the engine imports: at most 45,000 lines of ours."""
-    script = (
-        "import json, sys, dptrain; dptrain.PrivacyEngine; print(json.dumps([module.__file__ for "
-        "name, module in sys.modules.items() if name.partition('.')[0] == 'dptrain']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    files = [pathlib.Path(each) for each in json.loads(done.stdout)]
+    files = house.loaded()
     assert len(files) > 100
     assert not [each for each in files if "contrib" in each.relative_to(SOURCE.parent).parts]
-    assert sum(len(each.read_text(encoding="utf-8").splitlines()) for each in files) <= 45_000
+    assert house.lines(files) <= 45_000
 
 
 def test_every_room_can_be_reached() -> None:

@@ -9,7 +9,8 @@ import pathlib
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from scripts.docs.pages import ROOT
 
@@ -30,20 +31,25 @@ def insert(text: str) -> str:
 
 
 @functools.cache
+def _contract(place: int) -> dict[str, Any]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = project["tool"]["importlinter"]["contracts"][place]
+    return found
+
+
+@functools.cache
 def floors() -> tuple[tuple[str, ...], ...]:
     """Rooms of each floor, from the top, as the contract in pyproject.toml has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contract = project["tool"]["importlinter"]["contracts"][0]
-    found = [tuple(room.strip() for room in floor.split("|")) for floor in contract["layers"]]
+    layers = _contract(0)["layers"]
+    found = [tuple(room.strip() for room in floor.split("|")) for floor in layers]
     return tuple(floor for floor in found if not floor[0].startswith("_"))
 
 
 @functools.cache
 def core() -> frozenset[str]:
     """Rooms that must not import what joins them, as the second contract has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contract = project["tool"]["importlinter"]["contracts"][1]
-    return frozenset(name.removeprefix("dptrain.") for name in contract["source_modules"])
+    modules = _contract(1)["source_modules"]
+    return frozenset(name.removeprefix("dptrain.") for name in modules)
 
 
 def sources(room: str) -> list[pathlib.Path]:
@@ -52,7 +58,7 @@ def sources(room: str) -> list[pathlib.Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
-def lines(paths: Iterator[pathlib.Path] | list[pathlib.Path]) -> int:
+def lines(paths: Iterable[pathlib.Path]) -> int:
     """Number of lines of some files."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
