@@ -5,6 +5,7 @@
 #   bash scripts/test.sh quick                 # the rooms that others stand on, and short runs
 #   bash scripts/test.sh all                   # everything
 #   bash scripts/test.sh share                 # of what is slow a third, another one by commit
+#   bash scripts/test.sh of dptrain/losses.py  # of a module: its own, then who imports it
 #   bash scripts/test.sh tests/sampling -k gap # a part; of everything: all tests/sampling -k gap
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,6 +36,12 @@ share)
     share=$((16#$COMMIT % 3))/3
     echo "test: slow tests of share $share, by commit $COMMIT: again with  all --share $share"
     set -- --share "$share" "$@"
+    ;;
+of)
+    files="$("$PYTHON" -m tests.helpers.of_module "${2:?of: name a module, as dptrain/losses.py}")"
+    mapfile -t files <<<"$files"
+    shift 2
+    set -- -m "not slow" "${files[@]}" "$@"
     ;;
 quick)
     shift
