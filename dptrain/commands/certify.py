@@ -125,6 +125,8 @@ def _certify(options: argparse.Namespace, group: Group) -> None:
         "progress": group.rank == 0 and not options.no_progress,
         "together": group,
     }
+    if options.max_samples is not None:
+        changes["max_samples"] = options.max_samples
     if options.device == "cuda":
         if not hasattr(member, "engine"):
             raise ValueError(f"--device cuda: {member.name!r} runs on the cpu; leave it out")
@@ -171,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accountant", help="its name (default: the one that answers)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to draw")
     parser.add_argument("--threads", type=int, help="a process (default: the cores, shared)")
+    parser.add_argument("--max-samples", type=int, help="a direction (default: the accountant's)")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     parser.add_argument("--json", type=Path, help="write the certificate to this file too")
     return parser

@@ -84,6 +84,7 @@ def test_a_folder_that_cannot_be_written_is_named(
         (["--delta", "nan"], "delta=nan"),
         (["--epsilon", "-1"], "epsilon=-1"),
         (["--seed", "-1"], "seed=-1"),
+        (["--max-samples", "0"], "max_samples=0"),
     ],
 )
 def test_bad_arguments_are_refused(
@@ -135,6 +136,21 @@ def command(*words: str) -> subprocess.Popen[str]:
         text=True,
         preexec_fn=hear_ctrl_c,
     )
+
+
+def test_two_runs_at_once_make_one_certificate(tmp_path: pathlib.Path, file: pathlib.Path) -> None:
+    out = tmp_path / "out"
+    runs = [
+        command("dptrain.commands.certify", *arguments(file, out, "--seed", seed, "--json", name))
+        for seed, name in (("3", str(tmp_path / "3.json")), ("4", str(tmp_path / "4.json")))
+    ]
+    for run in runs:
+        _, errors = run.communicate(timeout=240)
+        assert run.returncode == 0, errors
+    made = [json.loads((tmp_path / name).read_text()) for name in ("3.json", "4.json")]
+    assert made[0] == made[1]
+    (kept,) = out.iterdir()
+    assert kept.name.startswith("certificate-")
 
 
 @pytest.mark.slow

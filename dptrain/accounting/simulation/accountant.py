@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -70,12 +72,13 @@ class SimulatedAccountant(Accountant):
             data or the training run. Recorded in the certificate.
         failure_probability: chance q over the accountant's draws that a statement of kind
             CONFIDENCE (``guarantee``, ``profile``) is false.
-        max_samples: samples a direction at most.
+        max_samples: samples a direction at most. A certificate has its own, by which it is read.
         threads: threads; by default all cores. The results do not depend on it.
         cache: directory of certificates: ``calibrate`` makes one once and reuses it, whatever
             ``seed`` says, as another attempt would add its chance of failure. A file is checked
             against all that its request determines; its means and verdicts are trusted. What an
-            interrupted call has drawn is kept there as well, and the same call continues.
+            interrupted call has drawn is kept there as well, and the same call continues. Of
+            several calls at once for the same certificate one draws, and the others wait for it.
         recheck: whether not to trust them: the samples of a cached certificate are drawn again
             from its seed, at the cost of the first time.
         progress: whether to show progress bars (after two seconds).
@@ -130,6 +133,10 @@ class SimulatedAccountant(Accountant):
         """The same accountant with so many ``attempts``."""
         return dataclasses.replace(self, attempts=attempts)
 
+    @property
+    def _method(self) -> dict[str, Any]:
+        return {"name": self.name, "version": METHOD}
+
     def _checked(self, mechanism: MatrixMechanism) -> SimulatedLaw:
         self.check_covers(mechanism)
         return self.law(mechanism)
@@ -137,32 +144,41 @@ class SimulatedAccountant(Accountant):
     def _rule(self, law: SimulatedLaw, violated: float, failure: float) -> Rule:
         most = min(self.max_samples, law.most_samples)
         if isinstance(law, PlainLaw):
-            rule = Rule.plain(violated, failure, most)
-            if not rule.looks(1.0):
-                raise ValueError(
-                    f"a simulation of δ = {violated:.3g} takes {rule.span(1.0)[0]:.3g} samples a "
-                    f"direction, above max_samples={self.max_samples}; raise max_samples, or use a "
-                    f"larger δ or {self.instead}"
-                )
-            return rule
+            return Rule.plain(violated, failure, most)
         return Rule(violated, failure, most, self.ample)
+
+    def _check_affordable(self, law: SimulatedLaw, rule: Rule) -> None:
+        """Refuse draws without weights of which no verdict would come."""
+        if isinstance(law, PlainLaw) and not rule.looks(1.0):
+            raise ValueError(
+                f"a simulation of δ = {rule.violated:.3g} takes {rule.span(1.0)[0]:.3g} samples a "
+                f"direction, above max_samples={rule.most}; raise max_samples of the accountant, "
+                f"or use a larger δ or {self.instead}"
+            )
 
     def _draws(self, seed: int, kept: Kept | None = None) -> SharedDraws:
         threads = self.threads or default_threads()
         return SharedDraws(seed, threads, self.progress, self.together, kept)
 
-    def _begun(self, question: dict[str, Any], rule: Rule) -> SharedDraws:
-        """Fresh draws, or those that an interrupted call with this question left."""
+    @contextlib.contextmanager
+    def _begun(self, question: dict[str, Any], rule: Rule) -> Iterator[SharedDraws]:
+        """Fresh draws, or those that an interrupted call with this question left.
 
-        def begin() -> tuple[int, Kept | None]:
-            seed = fresh_seed(self.seed)
-            if self.cache is None:
-                return seed, None
-            path = certificate_cache.partial_path(Path(self.cache), question)
-            kept = Kept(path, question, rule, seed)
-            return kept.seed, kept
+        Whoever else asks the question in the same folder waits until they are done.
+        """
+        with contextlib.ExitStack() as alone:
 
-        return self._draws(*self.together.from_first(begin))
+            def begin() -> tuple[int, Kept | None]:
+                seed = fresh_seed(self.seed)
+                if self.cache is None:
+                    return seed, None
+                path = certificate_cache.partial_path(Path(self.cache), question)
+                alone.enter_context(certificate_cache.held(path, progress=self.progress))
+                kept = Kept(path, question, rule, seed)
+                return kept.seed, kept
+
+            with self._draws(*self.together.from_first(begin)) as draws:
+                yield draws
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
         """The least certified σ of a declared grid: kind VERIFIED, a wrong verdict included in δ.
@@ -184,16 +200,20 @@ class SimulatedAccountant(Accountant):
         self.together.agree([claim.request, claim.rule])
         certificate = self.together.from_first(lambda: self._stored(claim))
         if certificate is None:
+            self._check_affordable(claim.law, claim.rule)
             with self._begun(claim.request, claim.rule) as draws:
-                certificate = claim.certificate(draws)
-                if self.cache is not None and self.together.rank == 0:
-                    certificate_cache.store(Path(self.cache), claim.request, certificate)
+                # Another process may have left one since.
+                certificate = self.together.from_first(lambda: self._stored(claim))
+                if certificate is None:
+                    certificate = claim.certificate(draws)
+                    if self.cache is not None and self.together.rank == 0:
+                        certificate_cache.store(Path(self.cache), claim.request, certificate)
         return self._stated(mechanism, certificate, epsilon=epsilon, delta=delta)
 
     def _claim(self, law: SimulatedLaw, epsilon: float, delta: float, attempts: int) -> Claim:
         """(ε, δ_v) by the split of δ among so many attempts."""
         request = {
-            "method": {"name": self.name, "version": METHOD},
+            "method": self._method,
             "law": law.to_dict(),
             "epsilon": epsilon,
             "delta": delta,
@@ -232,13 +252,14 @@ class SimulatedAccountant(Accountant):
         if certificate is None:
             raise ValueError("a statement by simulation needs its certificate, and there is none")
         try:
-            certificate_cache.refuse_former(certificate)
+            certificate_cache.refuse_former(certificate, self._method)
             if "request" in certificate:
                 return self._certified_again(mechanism, certificate)
             again = dataclasses.replace(
                 self,
                 seed=certificate_cache.whole_number(certificate["seed"]),
                 failure_probability=certificate["failure_probability"],
+                max_samples=certificate["most"],
                 cache=None,
             )
             return again.guarantee(mechanism, delta=stated.delta)
@@ -301,20 +322,21 @@ class SimulatedAccountant(Accountant):
             return without_noise(mechanism, self, delta)
         top = law.curve.epsilon(sigma, delta)
         rule = self._rule(law, delta, self.failure_probability)
-        terms, method = law.terms(sigma), {"name": self.name, "version": METHOD}
+        self._check_affordable(law, rule)
+        terms = law.terms(sigma)
 
         def terms_at(depth: float) -> Both:
             return terms(top / STEP**depth)
 
         question = {
             "sigma": sigma, "delta": delta, "failure_probability": self.failure_probability,
-            "method": method, "law": law.to_dict(), "package": package_version(),
+            "method": self._method, "law": law.to_dict(), "package": package_version(),
         }  # fmt: skip
         self.together.agree([question, rule])
         with self._begun(question, rule) as draws:
             rows = verified_rows(terms_at, rule, draws, GUARANTEE) if top > 0.0 else []
         certificate = {
-            **evidence(method, law, rule, draws.seed, rows),
+            **evidence(self._method, law, rule, draws.seed, rows),
             "noise_multiplier": sigma,
             "ceiling": top,
         }

@@ -22,7 +22,7 @@ from dptrain.accounting.simulation.law import SimulatedLaw
 from dptrain.accounting.simulation.verdicts import Point, Rule, verify_points
 from dptrain.core import checks
 
-METHOD = 2  # raise it when the meaning of a certificate changes
+METHOD = 3  # raise it when the meaning of a certificate changes
 STEP = 1.01
 ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
 # Points of the declared grid, from the most private one: the last is where the estimate was.
@@ -74,6 +74,7 @@ def evidence(
         "seed": str(seed),
         "violated": rule.violated,
         "failure_probability": rule.failure,
+        "most": rule.most,
         "step": STEP,
         "grid": rows,
         "package": package_version(),
@@ -85,7 +86,8 @@ class Claim:
     """(ε, δ_v) of a law at a σ to be found, and all that this determines of its certificate.
 
     Attributes:
-        rule: when a direction is accepted; its ``most`` is no part of a certificate.
+        rule: when a direction is accepted; its ``most`` is for a new certificate, as one that
+            exists has its own.
         request: what is asked for: its digest finds the certificate in a folder.
     """
 
@@ -150,6 +152,7 @@ class Claim:
             if certificate[key] != value:
                 return f"its {key} is {certificate[key]!r} where the request makes it {value!r}"
         whole_number(certificate["seed"])
+        checks.integer("most", certificate["most"])
         if wrong := _other_grid([row["point"] for row in rows], rows):
             return wrong
         if not (isinstance(ceiling, float) and 0.0 < ceiling < math.inf and self._covers(ceiling)):
@@ -178,9 +181,8 @@ class Claim:
         def problem(certificate: dict[str, Any]) -> str | None:
             rows, terms_at = certificate["grid"], self.terms_at(certificate["ceiling"])
             points = [row["point"] for row in rows]
-            again = verify_points(
-                points, terms_at, self.rule, draws(int(certificate["seed"])), VERIFY
-            )
+            rule = self.rule._replace(most=certificate["most"])
+            again = verify_points(points, terms_at, rule, draws(int(certificate["seed"])), VERIFY)
             return differing_verdict(rows, again, "point")
 
         return problem

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.core import digest
@@ -45,6 +49,7 @@ def _requests(directory: Path) -> Iterator[dict[str, Any]]:
         try:
             found = dict(json.loads(path.read_text(encoding="utf-8"))["request"])
             attempts_of(found)
+            _asked(found)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # whoever asks for that file hears that it is corrupt
         yield found
@@ -53,8 +58,7 @@ def _requests(directory: Path) -> Iterator[dict[str, Any]]:
 def check_method(directory: Path, request: dict[str, Any]) -> None:
     """Refuse to make another certificate beside one that a method made which is gone."""
     for found in _requests(directory):
-        same = all(found.get(key) == request[key] for key in ("law", "epsilon", "delta"))
-        if same and found.get("method") != request["method"]:
+        if _asked(found) == _asked(request) and found.get("method") != request["method"]:
             raise ValueError(
                 f"{path_of(directory, found)}: made by a method that dptrain no longer has; "
                 "train with the version that made it, or delete it, whatever it says, and "
@@ -62,9 +66,15 @@ def check_method(directory: Path, request: dict[str, Any]) -> None:
             )
 
 
-def refuse_former(certificate: dict[str, Any]) -> None:
-    """Refuse a certificate of the simulation without weights that there was at first."""
-    if not isinstance(certificate.get("request", certificate).get("method"), dict):
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    """The law, ε and δ of a request, whoever draws the samples and by which method."""
+    law = {key: value for key, value in dict(request["law"]).items() if key != "engine"}
+    return {"law": law, **{key: request.get(key) for key in ("epsilon", "delta")}}
+
+
+def refuse_former(certificate: dict[str, Any], method: dict[str, Any]) -> None:
+    """Refuse a certificate that was made by another method than this one."""
+    if certificate.get("request", certificate).get("method") != method:
         raise ValueError(
             "its certificate was made by a simulation that dptrain no longer has: verify it with "
             "the version that made it, or account for the mechanism anew"
@@ -72,8 +82,50 @@ def refuse_former(certificate: dict[str, Any]) -> None:
 
 
 def partial_path(directory: Path, question: dict[str, Any]) -> Path:
-    """File of what is drawn of an unfinished simulation."""
+    """File of what is drawn of an unfinished simulation, one for all numbers of attempts."""
+    question = {key: value for key, value in question.items() if key != "attempts"}
     return directory / f"partial-{digest(question)}.jsonl"
+
+
+@contextlib.contextmanager
+def held(path: Path, *, progress: bool) -> Iterator[None]:
+    """Hold a file against other processes and threads, which wait; it is made if need be.
+
+    The lock ends with the process, however that ends.
+
+    Args:
+        path: the file; whoever holds it may delete it.
+        progress: whether to say that another one is waited for.
+
+    Raises:
+        ValueError: if the file system has no locks.
+    """
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if progress:
+                    tqdm.write(f"{path}: another process draws for it; waiting", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                raise ValueError(
+                    f"{path}: cannot be locked ({error.strerror}), so that two processes might "
+                    "make two attempts; name a folder on another file system"
+                ) from error
+            if _is_at(path, os.fstat(file.fileno())):  # not deleted by whoever held it before
+                yield
+                return
+
+
+def _is_at(path: Path, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), file)
+    except FileNotFoundError:
+        return False
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

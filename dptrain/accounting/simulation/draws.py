@@ -68,6 +68,7 @@ class Kept:
     on with the same draws instead of making another attempt
     (docs/theory/certification.md#thm-chunks). So does the rule: whoever asks with another one is
     refused, since it decides what is declared, and that may not follow from samples that verify.
+    The file is one that the caller holds (``certificate_cache.held``).
     """
 
     def __init__(
@@ -77,21 +78,21 @@ class Kept:
         self.known: dict[tuple[float, ...], dict[int, ChunkSums]] = {}
         versions = {"numpy": np.__version__, "torch": torch.__version__}
         first = {"what": WHAT, "question": question, "versions": versions, "rule": list(rule)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._append({**first, "seed": str(seed)}, mode="x")
-        except FileExistsError:
-            self._read(first)
+        # A line that an end of the process cut short has no newline.
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        if lines:
+            self._read(lines, first)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if not lines:
+            self._append({**first, "seed": str(seed)})
 
-    def _append(self, value: Any, mode: str = "a") -> None:
+    def _append(self, value: Any) -> None:
         text = json.dumps(value)
-        with self.path.open(mode, encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
 
-    def _read(self, first: dict[str, Any]) -> None:
+    def _read(self, lines: Sequence[str], first: dict[str, Any]) -> None:
         try:
-            # A line that an end of the process cut short has no newline.
-            lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
             values = [self._value(line) for line in lines]
             self.seed = int(values[0].pop("seed"))
             for stream, chunk, *sums in values[1:]:
@@ -104,8 +105,8 @@ class Kept:
         asked = json.loads(json.dumps(first))
         if values[0].get("rule") != asked["rule"]:
             raise ValueError(
-                f"{self.path}: it was begun with another max_samples or ample; continue with those "
-                "of the first call, or delete it to begin another attempt"
+                f"{self.path}: it was begun with another max_samples, ample or number of attempts; "
+                "continue with those of the first call, or delete it to begin another attempt"
             )
         if values[0] != asked:
             raise ValueError(
@@ -113,8 +114,6 @@ class Kept:
                 f"{first['versions']}, which draw otherwise; use those versions, or delete it to "
                 "begin another attempt"
             )
-        text = "".join(f"{line}\n" for line in lines)
-        self.path.write_text(text, encoding="utf-8")  # without what was cut short
 
     @staticmethod
     def _value(line: str) -> Any:

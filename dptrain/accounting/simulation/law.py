@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ class SimulatedLaw(ABC):
     @property
     def most_samples(self) -> int:
         """Samples a direction that are worth their time: by default all that are asked for."""
-        return 10**9
+        return sys.maxsize
 
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
         """The least σ at which the bounds show (ε, δ), to a relative 1e-3; ``None`` if none.

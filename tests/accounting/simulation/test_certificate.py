@@ -146,8 +146,8 @@ def test_a_fresh_digest_does_not_lower_the_ceiling(tmp_path: pathlib.Path, chang
         certify(cache=tmp_path)
 
 
-# What only the samples can tell: the means, and the seed that they are drawn from.
-TRUSTED = {"mean", "seed", "digest"}
+# What only the samples can tell: the means, and the seed and the number that they follow from.
+TRUSTED = {"mean", "seed", "most", "digest"}
 
 
 def test_every_edit_of_what_can_be_computed_again_is_noticed(tmp_path: pathlib.Path) -> None:
@@ -183,6 +183,35 @@ def test_recheck_draws_the_verdicts_again(tmp_path: pathlib.Path) -> None:
         certify(cache=tmp_path, recheck=True)
 
 
+def test_a_certificate_is_read_by_its_own_most_samples(tmp_path: pathlib.Path) -> None:
+    """Whoever allows fewer samples, or more, reads and draws again what another one made."""
+    few = certify(max_samples=3500)
+    assert few["most"] == 3500
+    used = {row[side]["samples"] for row in few["grid"] for side in ("remove", "add")}
+    assert max(used) == 3500  # the last look is where they end
+    assert certify(max_samples=3500, cache=tmp_path) == few
+    for most in (10, 3000, 10**9):
+        assert certify(max_samples=most, cache=tmp_path) == few
+        assert certify(max_samples=most, cache=tmp_path, recheck=True) == few
+    assert restate(calibrated(max_samples=3500)).certificate == few
+    (path,) = tmp_path.iterdir()
+    for most in (0, 3500.0, "3500", None):
+        _forged(path, {**few, "most": most})
+        with pytest.raises(ValueError, match="corrupt certificate"):
+            certify(cache=tmp_path)
+    _forged(path, {**few, "most": 3501})
+    with pytest.raises(ValueError, match="its seed gives other verdicts at point"):
+        certify(cache=tmp_path, recheck=True)
+
+
+def test_a_confidence_statement_is_made_again_with_its_own_most_samples() -> None:
+    member = MinSepAnyMatrix(seed=5, threads=2, progress=False, max_samples=20_000)
+    stated = member.guarantee(SAMPLED, delta=0.02)
+    assert stated.certificate is not None
+    assert stated.certificate["most"] == 20_000
+    assert restate(stated) == stated
+
+
 def former(request: dict) -> dict:
     """A certificate as the simulation without weights wrote them at first."""
     return {"request": {**request, "method": 3, "samples": 5350, "threshold": 0.01}, "grid": []}
@@ -205,6 +234,23 @@ def test_a_certificate_of_the_first_format_is_no_answer_and_no_silence(tmp_path)
         with pytest.raises(ValueError, match="verify it with the version that made it"):
             restate(stated)
     assert restate(found) == found
+
+
+def test_a_certificate_of_an_earlier_version_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    """Version 2 of often cut b-min-sep sampling named an engine in its law, and now none."""
+    found = calibrated()
+    assert found.certificate is not None
+    request = dict(found.certificate["request"])
+    request["method"] = {**request["method"], "version": 2}
+    request["law"] = {**request["law"], "engine": "numpy"}
+    old = {**found.certificate, "request": request, "method": request["method"]}
+    path = tmp_path / f"certificate-{digest(request)}.json"
+    _forged(path, old)
+    with pytest.raises(ValueError, match=r"no longer has.*delete it") as error:
+        calibrated(cache=tmp_path)
+    assert str(path) in str(error.value)
+    with pytest.raises(ValueError, match="verify it with the version that made it"):
+        restate(dataclasses.replace(found, certificate=old))
 
 
 def test_accountants_that_are_gone_name_who_answers() -> None:

@@ -245,6 +245,66 @@ def test_another_rule_does_not_go_on_with_what_was_drawn(tmp_path: pathlib.Path)
     )
 
 
+def test_two_calls_at_once_make_one_attempt(tmp_path: pathlib.Path) -> None:
+    """The second one waits, whatever its seed and number of attempts, and reads the first's."""
+    found: dict[str, Any] = {}
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Counted):
+        def _counted(self, terms: WeightedTerms) -> WeightedTerms:
+            counted = super()._counted(terms)
+
+            def draw(rng: np.random.Generator, size: int) -> np.ndarray:
+                begun.set()
+                assert go_on.wait(60)
+                return counted.draw(rng, size)
+
+            return WeightedTerms(terms.ceiling, 100, draw)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class SlowSmall(Small):
+        def law(self, mechanism: MatrixMechanism) -> PlainLaw:
+            return Slow(super().law(mechanism).losses)
+
+    def first() -> None:
+        member = SlowSmall(seed=3, progress=False, threads=1, cache=tmp_path, attempts=2)
+        found["first"] = member.calibrate(MECHANISM, **TARGET)
+
+    def second() -> None:
+        found["second"] = small(seed=4, cache=tmp_path).calibrate(MECHANISM, **TARGET)
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    threads[1].join(0.3)
+    assert threads[1].is_alive()
+    go_on.set()
+    for each in threads:
+        each.join(60)
+    assert found["first"] == found["second"]
+    assert found["first"].certificate["seed"] == "3"
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("certificate-")
+
+
+def test_another_number_of_attempts_does_not_begin_beside_one_that_is_unfinished(
+    tmp_path: pathlib.Path,
+) -> None:
+    Counted.stop_after = 5
+    with pytest.raises(KeyboardInterrupt):
+        small(cache=tmp_path).calibrate(MECHANISM, **TARGET)
+    Counted.stop_after = None
+    with pytest.raises(ValueError, match="number of attempts"):
+        small(cache=tmp_path, attempts=2).calibrate(MECHANISM, **TARGET)
+
+
+def test_an_end_before_the_first_line_is_no_damage(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "kept").write_text("0f3a21")
+    assert Kept(tmp_path / "kept", {}, [], 8).seed == 8
+    assert Kept(tmp_path / "kept", {}, [], 9).seed == 8
+
+
 def test_what_was_drawn_for_another_point_is_drawn_anew(tmp_path: pathlib.Path) -> None:
     terms = WeightedTerms(1.0, 10, lambda rng, size: rng.random(size))
     draws = SharedDraws(1, 1, kept=Kept(tmp_path / "kept", {}, [], 1))

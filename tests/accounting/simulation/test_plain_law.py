@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -76,6 +77,11 @@ def test_impossible_jobs_are_refused_before_they_start() -> None:
     ):
         with pytest.raises(ValueError, match=r"above max_samples=1000000000; raise max_samples"):
             call()
+    # The number that is named is the one that binds, however large.
+    more = dataclasses.replace(QUIET, max_samples=2 * 10**9)
+    with pytest.raises(ValueError, match=r"takes .* samples .*, above max_samples=2000000000"):
+        more.guarantee(m, delta=1e-12)
+    assert more._rule(more.law(m), 1e-7, 1e-10).looks(1.0)[-1] == 2 * 10**9
     for grid in ([], [2.0, 1.0], [-1.0], [math.nan]):
         with pytest.raises(ValueError, match="grid"):
             QUIET.profile(m, grid)
