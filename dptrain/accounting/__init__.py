@@ -122,5 +122,4 @@ register_when_asked(
     ("dptrain.contrib.accountants", "AllocationImportance"),
     ("dptrain.accounting.min_sep", "TruncatedMinSepImportance"),
     ("dptrain.accounting.users", "UserMinSepImportance"),
-    ("dptrain.accounting.users", "ExposedStepsImportance"),
 )

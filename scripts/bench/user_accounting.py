@@ -2,10 +2,9 @@
 
 The setting of Dong & Ganesh 2026, section 7.3: 300,000 papers, k = 2, B̄ = 1,024, n = 1,000 steps,
 b = 16 with 16 bands, δ = 1/500,000. Papers stand in a circle and every user has two of them; d, the
-most outside neighbors of any user (``dptrain.accounting.users.exposed``), is 0 (pairs), 2 (a
+most outside neighbors of any user (``dptrain.accounting.users.importance``), is 0 (pairs), 2 (a
 circle), 4 (three users a paper), or what is asked for (one paper has many users). p follows from
-the graph and B̄. Simulated are "exposed steps" on all of these graphs and "user b-min-sep Monte
-Carlo" on disjoint ones. The time grows with the samples; 60/δ = 30 million give the tightest
+the graph and B̄. The time grows with the samples; 60/δ = 30 million give the tightest
 answers.
 Rows of an earlier run are kept unless they are made anew.
 
@@ -26,7 +25,6 @@ from dptrain.accounting import UnsampledGaussian
 from dptrain.accounting.base import DeterministicAccountant
 from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.accounting.users import (
-    ExposedStepsImportance,
     RevealedDraws,
     UserMinSepImportance,
     neighbor_facts,
@@ -76,7 +74,6 @@ def main() -> None:
         members: list[DeterministicAccountant | SimulatedAccountant] = [
             RevealedDraws(),
             UnsampledGaussian(),
-            ExposedStepsImportance(seed=0),
             UserMinSepImportance(seed=0),
         ]
         for sigma in arguments.sigmas:

@@ -69,6 +69,7 @@ class BallsInBinsImportance(SimulatedAccountant):
 
     name = "balls-in-bins-importance"
     display = "balls-in-bins importance sampling"
+    formerly = ("balls-in-bins-monte-carlo",)
     refines = True
     ample = 400_000  # a few microseconds each
 

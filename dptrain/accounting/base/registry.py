@@ -19,15 +19,6 @@ A = TypeVar("A", bound=Accountant)
 _KNOWN: dict[str, Accountant] = {}
 _AWAITED: list[tuple[str, str]] = []
 _LOADING = threading.RLock()
-# By name: who answers for the mechanisms of accountants that there were once.
-_GONE = {
-    "min-sep-monte-carlo": "min-sep-importance",
-    "truncated-min-sep-monte-carlo": "truncated-min-sep-importance",
-    "balls-in-bins-monte-carlo": "balls-in-bins-importance",
-    "allocation-monte-carlo": "allocation-importance",
-    "user-min-sep-monte-carlo": "user-min-sep-importance",
-    "exposed-steps": "exposed-steps-importance",
-}
 _PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -146,11 +137,6 @@ def accountant_named(name: str, adjacency: Adjacency | None = None) -> Accountan
         ValueError: if there is none, with the nearest name, or it has no theorems for the
             adjacency.
     """
-    if name in _GONE:
-        raise ValueError(
-            f"accountant={name!r} drew samples without weights, of which far more are needed; use "
-            f"{_GONE[name]!r} (what it stated is verified by the dptrain that made the statement)"
-        )
     members = _known()
     known = members.get(name) or _formerly(name)
     if known is None:

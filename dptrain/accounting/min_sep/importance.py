@@ -111,6 +111,7 @@ class MinSepImportance(SimulatedAccountant):
 
     name = "min-sep-importance"
     display = "b-min-sep importance sampling"
+    formerly = ("min-sep-monte-carlo",)
     refines = True
 
     def __post_init__(self) -> None:

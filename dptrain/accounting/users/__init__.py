@@ -1,13 +1,11 @@
 """Accountants of user-level sampling."""
 
-from dptrain.accounting.users.disjoint import UserMinSepImportance
-from dptrain.accounting.users.exposed import ExposedStepsImportance
 from dptrain.accounting.users.hidden_draws import UserPoissonPLD
+from dptrain.accounting.users.importance import UserMinSepImportance
 from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.accounting.users.revealed import RevealedDraws
 
 __all__ = [
-    "ExposedStepsImportance",
     "RevealedDraws",
     "UserMinSepImportance",
     "UserPoissonPLD",

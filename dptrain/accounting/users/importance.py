@@ -1,10 +1,31 @@
-"""Certified noise of user-level sampling by weighted samples, below what revealed draws prove."""
+"""Certified noise of user-level sampling by weighted samples, below what revealed draws prove.
+
+Coins are i.i.d. Bern(p). Batch t is the examples whose coin comes up at t, without those that have
+a neighbor (an example that shares a user with it, or itself) whose coin came up at one of the b-1
+steps before. A user has k' examples, all neighbors of each other, and d outside neighbors. Step t
+is *exposed* if a coin of an outside neighbor comes up at a released step in {t+1..t+b-1}: only then
+can a draw of the user at t show in others' batches.
+
+δ(ε) ≤ max over users of E[δ(C x + σ z ‖ σ z given the exposed steps and the counts r_t at them)] in
+both directions, where r_t ~ Bin(k', p), x_t = r_t unless r_j > 0 at one of the b-1 steps before,
+and the exposed steps come from independent coins of chance 1-(1-p)^d. The bound does not fall if d
+is raised (docs/theory/users.md#thm-users-exposed;
+``test_no_user_loses_more_than_is_claimed_in_three_steps``).
+
+The number k' has no such order, an example more also bars more: the loss is the largest over the
+numbers that occur. Different examples of a user are not told apart (an example's draws are
+published if a neighbor of *another* of the user's examples comes up): looser, but the law then
+depends on d alone, however their neighbors overlap.
+
+It fails under ``exclusion="participation"``: a participation leaves another example out, which then
+does not leave out a third, and so on, so that a draw shows arbitrarily far away. That rule is
+refused where examples have several users.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from abc import abstractmethod
 from typing import Any
 
 from dptrain.accounting.base.accountant import Cost
@@ -14,8 +35,8 @@ from dptrain.accounting.simulation.accountant import SimulatedAccountant
 from dptrain.accounting.simulation.law import SimulatedLaw, TermsAtEpsilon
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users.importance_terms import TiltedUser
-from dptrain.accounting.users.law import MOST_EXAMPLES, UserLaw
-from dptrain.accounting.users.neighbors import paths_to_neighbors
+from dptrain.accounting.users.law import MOST_EXAMPLES, UserLaw, band_columns
+from dptrain.accounting.users.neighbors import neighbor_facts, paths_to_neighbors
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.accounting.users.user_losses import UserLosses
 from dptrain.mechanism import MatrixMechanism
@@ -67,8 +88,26 @@ class _SimulatedUser(SimulatedLaw):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightedUser(SimulatedAccountant):
-    """Certification of ``UserMinSep`` by the terms of ``TiltedUser``.
+class UserMinSepImportance(SimulatedAccountant):
+    """Certification of ``UserMinSep`` by the terms of ``TiltedUser``, bands ≤ b, any C.
+
+    On a graph whose examples share users it is amplified by the draws that nobody else can show,
+    under exclusion by sampling (docs/theory/users.md#thm-users-exposed,
+    docs/theory/users.md#thm-users-weighted). It gains where few steps are exposed, that is where
+    1-(1-p)^{d(b-1)} is well below 1; at 1 it is what ``RevealedDraws`` says without any simulation.
+    d is the largest number of examples that share a user with some user's examples and are not that
+    user's (``outside_neighbors``), a fact of the public graph;
+    ``AttributionGraph.bound(max_neighbors=…)`` bounds it.
+
+    On a *disjoint* graph, where every example has one user, the user's own chain, burn-in included,
+    is the dominating pair, whatever the gradients and by both rules of exclusion
+    (docs/theory/users.md#thm-users-disjoint; ``test_a_disjoint_graph_costs_what_is_attained``):
+    exact for a user of k' examples but for the certificate's margin. Under ``"sampling"`` a zeroed
+    draw bars as well; the recursion of Theorem 6.1 of Dong & Ganesh 2026 (arXiv 2602.09338), in
+    which it does not, is an upper bound
+    (``test_participation_bars_less_than_sampling_coordinate_by_coordinate``). That a graph is
+    disjoint is read off its public facts, edges = examples, which are part of the scheme's hash and
+    checked when edges are attached.
 
     The top of the grid is what follows if all draws of the user are revealed
     (docs/theory/users.md#thm-users-revealed, docs/theory/users.md#thm-users-blocking), or if no use
@@ -78,28 +117,55 @@ class WeightedUser(SimulatedAccountant):
 
     max_samples: int = 2 * 10**6  # fewer where a sample has many steps
 
+    name = "user-min-sep-importance"
+    display = "user b-min-sep importance sampling"
+    formerly = ("exposed-steps-importance", "user-min-sep-monte-carlo", "exposed-steps")
     refines = True
     ample = 200_000
 
-    @abstractmethod
-    def scheme_refusal(self, scheme: UserMinSep) -> str | None:
-        """The reason why the scheme's graph or rule of exclusion is not covered, or ``None``."""
-
-    @abstractmethod
     def user_law(self, mechanism: MatrixMechanism) -> UserLaw:
-        """The pair that dominates every user of a mechanism that is not refused."""
+        """The pair that dominates every user of a mechanism that is not refused.
+
+        Where examples have several users, the chain from an empty past, exposed by the largest d.
+        """
+        scheme = mechanism.scheme
+        assert isinstance(scheme, UserMinSep)
+        graph = scheme.graph
+        counts, most = tuple(range(1, graph.max_examples + 1)), 0
+        if graph.attached:
+            facts = neighbor_facts(graph)
+            counts, most = facts.examples, facts.neighbors
+        return UserLaw(
+            columns=band_columns(mechanism.strategy, scheme.steps),
+            examples=counts,
+            probability=scheme.probability,
+            min_sep=scheme.min_sep,
+            exclusion=scheme.exclusion,
+            neighbors=most,
+            burn_in=scheme.burn_in if graph.is_disjoint else 0,
+        )
 
     def proven(self, scheme: UserMinSep) -> BestOf:
         """The deterministic accountants that would answer instead."""
         return BestOf.of([RevealedDraws(), *([UnsampledGaussian()] if scheme.unamplified else [])])
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuse other schemes, long bands, many examples a user, and large tables."""
+        """Refuse other schemes, long bands, many examples a user, and large tables.
+
+        On a graph that is not disjoint also exclusion by participation, and edges that are not
+        here.
+        """
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if not isinstance(scheme, UserMinSep):
             return "it needs UserMinSep sampling"
-        if reason := self.scheme_refusal(scheme):
-            return reason
+        if not scheme.graph.is_disjoint:
+            if scheme.exclusion != "sampling":
+                return (
+                    "it needs exclusion='sampling' where examples have several users: "
+                    "participations show arbitrarily far otherwise"
+                )
+            if not scheme.graph.attached:
+                return "it counts neighbors in the graph's edges, which are not here; attach() them"
         if strategy.bands > scheme.min_sep:
             return (
                 f"it needs bands <= min_sep, the strategy has bands={strategy.bands} and the "
@@ -136,8 +202,6 @@ class WeightedUser(SimulatedAccountant):
         by_name = f"ask for it by name (accountant={self.name!r})"
         if scheme.min_sep == 1 and mechanism.strategy.bands == 1:
             return f"with min_sep=1 the loss is known without samples; {by_name}"
-        if reason := self.known_elsewhere(scheme):
-            return f"{reason}; {by_name}"
         if scheme.graph.attached and (paths := paths_to_neighbors(scheme.graph)) > _MOST_PATHS:
             return f"counting neighbors would follow {paths:.1g} paths in the graph; {by_name}"
         law = self.user_law(mechanism)
@@ -145,10 +209,6 @@ class WeightedUser(SimulatedAccountant):
             return f"{share:.0%} of the steps are exposed, so that little stays hidden; {by_name}"
         if affordable(law) < _FEWEST:
             return f"a sample of {law.steps} steps takes too long for a minute of them; {by_name}"
-        return None
-
-    def known_elsewhere(self, scheme: UserMinSep) -> str | None:
-        """The reason why another simulation answers, or ``None``."""
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

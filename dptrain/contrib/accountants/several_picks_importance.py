@@ -52,6 +52,7 @@ class AllocationImportance(SimulatedAccountant):
 
     name = "allocation-importance"
     display = "allocation importance sampling"
+    formerly = ("allocation-monte-carlo",)
     ample = 1_000_000  # some ten microseconds each at t = 1,000
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

@@ -1,4 +1,4 @@
-"""The simulating user-level accountants: contracts, refusals, attacks and limits."""
+"""The simulating user-level accountant: contracts, refusals, attacks and limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.simulation import SimulatedAccountant
-from dptrain.accounting.users.disjoint import UserMinSepImportance
-from dptrain.accounting.users.exposed import ExposedStepsImportance
+from dptrain.accounting.users.importance import UserMinSepImportance
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
@@ -40,25 +39,20 @@ class _Contract(AccountantContract):
     simulated = True
     delta = 2e-3
     deepest_delta = 4e-4
-    accountant_class: type[SimulatedAccountant]
 
     def accountant(self) -> SimulatedAccountant:
-        return self.accountant_class(seed=1, progress=False, threads=1, profile_samples=30_000)
+        return UserMinSepImportance(seed=1, progress=False, threads=1, profile_samples=30_000)
 
 
-class TestUserMinSepImportance(_Contract):
-    accountant_class = UserMinSepImportance
-
+class TestOnADisjointGraph(_Contract):
     def mechanism(self) -> MatrixMechanism:
         return mechanism(ALONE)
 
     def refused_mechanism(self) -> MatrixMechanism:
-        return mechanism(RING)
+        return mechanism(ALONE, min_sep=2)
 
 
-class TestExposedStepsImportance(_Contract):
-    accountant_class = ExposedStepsImportance
-
+class TestOnASharedGraph(_Contract):
     def mechanism(self) -> MatrixMechanism:
         return mechanism(RING)
 
@@ -73,11 +67,12 @@ def _read_back(graph: AttributionGraph) -> AttributionGraph:
 def test_refusals_say_why() -> None:
     detached = _read_back(RING)
     alone = _read_back(ALONE)
-    for member, refused, why in (
-        (ExposedStepsImportance(), mechanism(detached), "attach"),
-        (ExposedStepsImportance(), mechanism(RING, min_sep=2), "bands <= min_sep"),
-        (UserMinSepImportance(), mechanism(RING), "disjoint"),
-        (UserMinSepImportance(), mechanism(ALONE, min_sep=2), "bands <= min_sep"),
+    member = UserMinSepImportance()
+    for refused, why in (
+        (mechanism(detached), "attach"),
+        (mechanism(RING, min_sep=2), "bands <= min_sep"),
+        (mechanism(RING, exclusion="participation"), "exclusion='sampling'"),
+        (mechanism(ALONE, min_sep=2), "bands <= min_sep"),
     ):
         assert why in (member.refusal(refused) or "")
     example = MatrixMechanism(
@@ -86,18 +81,16 @@ def test_refusals_say_why() -> None:
         noise_multiplier=1.0,
     )
     many = AttributionGraph.from_lists([[0]] * 65)
-    for member in (ExposedStepsImportance(), UserMinSepImportance()):
-        assert "UserMinSep" in (member.refusal(example) or "")
-        assert "at most 64" in (member.refusal(mechanism(many)) or "")
-        assert member.refusal(mechanism(alone)) is None  # its facts say that it is disjoint
+    assert "UserMinSep" in (member.refusal(example) or "")
+    assert "at most 64" in (member.refusal(mechanism(many)) or "")
+    assert member.refusal(mechanism(alone)) is None  # its facts say that it is disjoint
 
 
 def test_the_law_reads_the_graph() -> None:
     star = AttributionGraph.from_lists([list(range(8)), *([i] for i in range(1, 8))])
-    law = ExposedStepsImportance().user_law(mechanism(star))
-    assert law.neighbors == 7
+    law = UserMinSepImportance().user_law(mechanism(star))
+    assert (law.neighbors, law.burn_in) == (7, 0)
     assert law.examples == (1, 2)
-    assert ExposedStepsImportance().user_law(mechanism(ALONE)).neighbors == 0
     for exclusion in ("sampling", "participation"):
         own = UserMinSepImportance().user_law(mechanism(ALONE, exclusion=exclusion))
         assert (own.exclusion, own.burn_in, own.neighbors) == (exclusion, 3, 0)
@@ -128,8 +121,7 @@ def test_a_disjoint_graph_costs_what_is_attained(exclusion: str) -> None:
 def test_the_attack_on_the_theorem_is_covered() -> None:
     scheme = attack.scheme("sampling")
     subject = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=attack.SIGMA)
-    assert UserMinSepImportance().refusal(subject)
-    accountant = ExposedStepsImportance(seed=3, progress=False)
+    accountant = UserMinSepImportance(seed=3, progress=False)
     assert accountant.user_law(subject).neighbors == 800
     found, error = attack.attained(scheme)
     assert found == pytest.approx(0.027, abs=1e-3)
@@ -142,7 +134,7 @@ def test_exposed_steps_lie_between_hiding_and_revealing_everything() -> None:
     """More neighbors cost more; with very many it is the bound that reveals all draws."""
     hidden, some, all_ = (
         estimate(
-            ExposedStepsImportance(),
+            UserMinSepImportance(),
             mechanism(graph, burn_in=0, bands=1, sigma=0.8, probability=0.03),
             [0.5],
             samples=60_000,
@@ -165,4 +157,4 @@ def test_exposed_steps_lie_between_hiding_and_revealing_everything() -> None:
 
 
 def test_kind_is_what_a_simulation_can_say() -> None:
-    assert ExposedStepsImportance().kind_of(mechanism(RING)) is Kind.CONFIDENCE
+    assert UserMinSepImportance().kind_of(mechanism(RING)) is Kind.CONFIDENCE

@@ -11,7 +11,7 @@ import pytest
 
 from dptrain.accounting import account, calibrate, find_accountants
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
-from dptrain.accounting.users import ExposedStepsImportance, UserMinSepImportance
+from dptrain.accounting.users import UserMinSepImportance
 from dptrain.accounting.users import recursion as user_recursion
 from dptrain.accounting.users.importance_terms import TiltedUser
 from dptrain.accounting.users.law import UserLaw, band_columns
@@ -31,13 +31,13 @@ from tests.oracles import user_level as oracle
 from tests.oracles.test_user_level import banded
 
 
-class TestExposedStepsImportance(AccountantContract):
+class TestOnASharedGraph(AccountantContract):
     simulated = True
     delta = 1e-5
     deepest_delta = 1e-9
 
-    def accountant(self) -> ExposedStepsImportance:
-        return ExposedStepsImportance(seed=1, progress=False, threads=1, max_samples=100_000)
+    def accountant(self) -> UserMinSepImportance:
+        return UserMinSepImportance(seed=1, progress=False, threads=1, max_samples=100_000)
 
     def mechanism(self) -> MatrixMechanism:
         return mechanism(RING, steps=12)
@@ -46,7 +46,7 @@ class TestExposedStepsImportance(AccountantContract):
         return mechanism(RING, exclusion="participation")
 
 
-class TestUserMinSepImportance(AccountantContract):
+class TestOnADisjointGraph(AccountantContract):
     simulated = True
     delta = 1e-5
     deepest_delta = 1e-9
@@ -58,7 +58,7 @@ class TestUserMinSepImportance(AccountantContract):
         return mechanism(ALONE, exclusion="participation", steps=12)
 
     def refused_mechanism(self) -> MatrixMechanism:
-        return mechanism(RING)
+        return mechanism(ALONE, min_sep=2)
 
 
 def law_of(
@@ -205,9 +205,8 @@ def test_the_attack_is_covered_by_weighted_samples() -> None:
     """What is stated of a shared graph is above the attack, which the refused theorem is below."""
     scheme = attack.scheme("sampling")
     subject = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=attack.SIGMA)
-    assert UserMinSepImportance().refusal(subject)
     found, error = attack.attained(scheme)
-    accountant = ExposedStepsImportance(seed=3, progress=False)
+    accountant = UserMinSepImportance(seed=3, progress=False)
     assert accountant.profile(subject, [attack.EPSILON]).delta[0] >= found - 6 * error
     terms = accountant.law(subject).terms(attack.SIGMA)(attack.EPSILON)["remove"]
     drawn = terms.draw(np.random.default_rng(2), 50_000)
@@ -218,14 +217,12 @@ def test_the_attack_is_covered_by_weighted_samples() -> None:
 def test_a_calibrated_user_is_not_above_what_plain_samples_show() -> None:
     """At δ = 1e-3 plain samples tell: the verified σ has δ near the target, and not above it."""
     subject = mechanism(RING)
-    found = ExposedStepsImportance(seed=5, progress=False).calibrate(
-        subject, epsilon=1.0, delta=1e-3
-    )
+    found = UserMinSepImportance(seed=5, progress=False).calibrate(subject, epsilon=1.0, delta=1e-3)
     proven = RevealedDraws().calibrate(subject, epsilon=1.0, delta=1e-3)
     assert found.kind is Kind.VERIFIED
     assert found.noise_multiplier < proven.noise_multiplier
     losses = (
-        ExposedStepsImportance()
+        UserMinSepImportance()
         .law(subject)
         .losses.draw([found.noise_multiplier], "remove", np.random.default_rng(8), 200_000)
     )
@@ -236,12 +233,10 @@ def test_a_calibrated_user_is_not_above_what_plain_samples_show() -> None:
 
 def test_refusals_of_weighted_users_say_why() -> None:
     subject = mechanism(RING)
-    assert ExposedStepsImportance().refusal(subject) is None
-    assert "bands <= min_sep" in (
-        ExposedStepsImportance().refusal(mechanism(RING, min_sep=2)) or ""
-    )
+    assert UserMinSepImportance().refusal(subject) is None
+    assert "bands <= min_sep" in (UserMinSepImportance().refusal(mechanism(RING, min_sep=2)) or "")
     large = mechanism(RING, steps=100_000, min_sep=2000, bands=1)
-    assert "GiB" in (ExposedStepsImportance().refusal(large) or "")
+    assert "GiB" in (UserMinSepImportance().refusal(large) or "")
 
 
 def circle(papers: int, extra: int = 0) -> AttributionGraph:
@@ -270,12 +265,12 @@ def answers(subject: MatrixMechanism) -> str:
 def test_samples_answer_where_draws_stay_hidden_and_time_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert answers(of(circle(400))) == "exposed-steps-importance"
+    assert answers(of(circle(400))) == "user-min-sep-importance"
     # Papers 0 and x: 99 others with 0, and two beside each; three steps show a draw.
     crowded = of(circle(800, extra=100))
     assert law_of_graph(crowded).exposed_share == pytest.approx(1 - 0.99 ** (3 * 103), rel=1e-6)
     assert answers(crowded) == "revealed-draws"
-    assert "exposed" in (ExposedStepsImportance().reserved(crowded) or "")
+    assert "exposed" in (UserMinSepImportance().reserved(crowded) or "")
     assert answers(of(circle(400), exclusion="participation")) == "revealed-draws"
     alike = circle(400)
     detached = AttributionGraph(
@@ -284,14 +279,14 @@ def test_samples_answer_where_draws_stay_hidden_and_time_is_short(
     assert answers(of(detached)) == "revealed-draws"
     assert answers(of(ALONE)) == "user-min-sep-importance"
     assert answers(of(ALONE, exclusion="participation")) == "user-min-sep-importance"
-    assert answers(of(circle(400), min_sep=1)) != "exposed-steps-importance"
+    assert answers(of(circle(400), min_sep=1)) != "user-min-sep-importance"
     # A minute is enough for a few million samples of forty steps, were they too few.
     monkeypatch.setattr("dptrain.accounting.users.importance._FEWEST", 10**9)
-    assert "too long" in (ExposedStepsImportance().reserved(of(circle(400))) or "")
+    assert "too long" in (UserMinSepImportance().reserved(of(circle(400))) or "")
 
 
 def law_of_graph(subject: MatrixMechanism) -> UserLaw:
-    return ExposedStepsImportance().user_law(subject)
+    return UserMinSepImportance().user_law(subject)
 
 
 @pytest.mark.parametrize("extra", [0, 30])
@@ -301,7 +296,7 @@ def test_nothing_stated_by_default_is_above_what_needs_no_samples(extra: int) ->
     names = ("revealed-draws", "gaussian")
     plain = min(account(subject, delta=1e-5, accountant=name).epsilon for name in names)
     found = account(subject, delta=1e-5)
-    assert found.accountant == "exposed-steps-importance"
+    assert found.accountant == "user-min-sep-importance"
     assert found.epsilon <= plain * (1 + 1e-9)
     shown = calibrate(**both)
     proven = min(calibrate(**both, accountant=name).mechanism.noise_multiplier for name in names)

@@ -88,6 +88,7 @@ class TruncatedMinSepImportance(SimulatedAccountant):
 
     name = "truncated-min-sep-importance"
     display = "truncated b-min-sep importance sampling"
+    formerly = ("truncated-min-sep-monte-carlo",)
     truncation = True
     instead = (
         "a larger max_batch_size, which is reached less often, or accountant="
