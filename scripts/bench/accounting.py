@@ -3,7 +3,7 @@
 Each row runs in a process of its own (its peak memory beside it), after one small call that loads
 and compiles. Where dp_accounting has the same quantity both run in turns, and the ratio is printed.
 
-    PYTHONPATH=. python scripts/bench/accounting.py [--only PART …] [--device cpu] [--json FILE]
+    PYTHONPATH=. python scripts/bench/accounting.py [--only PART …] [--json FILE]
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ COLUMNS = (
         "",
     ),
 )
-_DEVICE = "cpu"
 
 
 def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
@@ -61,54 +60,17 @@ def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
     return best, result
 
 
-def losses_a_second(simulation: Any, sigmas: list[float], samples: int) -> float:
+def losses_a_second(simulation: Any, samples: int) -> float:
     """Losses of both directions a second; one loss is one sample."""
     from dptrain.accounting.simulation import loss_chunks
 
     def run(count: int) -> int:
         options = {"seed": [1], "samples": count, "threads": default_threads()}
-        return sum(b.size for b in loss_chunks(simulation, sigmas, **options))
+        return sum(b.size for b in loss_chunks(simulation, [5.0], **options))
 
     run(simulation.lanes)
     seconds, drawn = timed(lambda: run(samples))
-    return drawn / seconds / len(sigmas)
-
-
-def min_sep_losses() -> list[Row]:
-    """b-min-sep: n = 2,000, 16 bands, p = .01; target 200,000/s and 1 GB."""
-    from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
-    from dptrain.strategies import BandMF
-
-    law = MinSepLaw(
-        coefficients=BandMF(bands=16).bind(2000).first_column(2000), probability=0.01, min_sep=16,
-        steps=2000, warm_start=True,
-    )  # fmt: skip
-    engine = "cuda" if _DEVICE == "cuda" else "auto"
-    return [
-        {
-            "accountant": "b-min-sep losses",
-            "case": f"{count} σ",
-            "rate": losses_a_second(
-                MinSepLosses(law, engine=engine), [2.0 * 1.01**k for k in range(count)], samples
-            ),
-            "target": 200_000,
-        }
-        for count, samples in ((1, 600_000), (7, 100_000))
-    ]
-
-
-def long_losses() -> list[Row]:
-    """b-min-sep: n = 7,200, 256 bands (the size of a GPU's job)."""
-    from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
-    from dptrain.strategies import BandMF
-
-    law = MinSepLaw(
-        coefficients=BandMF(bands=256).bind(7200).first_column(7200), probability=0.005,
-        min_sep=256, steps=7200, warm_start=True,
-    )  # fmt: skip
-    engine = "cuda" if _DEVICE == "cuda" else "auto"
-    rate = losses_a_second(MinSepLosses(law, engine=engine), [2.0], 20_000)
-    return [{"case": "b-min-sep losses, 256 bands", "rate": rate}]
+    return drawn / seconds
 
 
 def balls_in_bins_losses() -> list[Row]:
@@ -120,9 +82,7 @@ def balls_in_bins_losses() -> list[Row]:
         {
             "accountant": "balls-in-bins losses",
             "case": name,
-            "rate": losses_a_second(
-                BallsInBinsLosses(strategy.bind(1000), 1000, 100), [5.0], 4_000_000
-            ),
+            "rate": losses_a_second(BallsInBinsLosses(strategy.bind(1000), 1000, 100), 4_000_000),
             "target": 2_000_000,
         }
         for name, strategy in (("BSR(4)", BSR(bands=4)), ("dense", SquareRoot()))
@@ -328,8 +288,6 @@ def against(ours: Callable[[], float], peer: Callable[[], float], *, target: flo
 PARTS: dict[str, Callable[[], list[Row]]] = {
     each.__name__: each
     for each in (
-        min_sep_losses,
-        long_losses,
         balls_in_bins_losses,
         certificate,
         renyi,
@@ -347,13 +305,10 @@ def main() -> None:
     """Run the parts, print each as it ends, and write all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
     parser.add_argument("--child", choices=sorted(PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        global _DEVICE
-        _DEVICE = options.device
         warnings.simplefilter("ignore", UserWarning)
         rows = PARTS[options.child]()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -361,7 +316,7 @@ def main() -> None:
         return
     machine = results.machine("numpy", "scipy", "torch", "dp-accounting", load=True)
     for name in options.only:
-        command = [sys.executable, __file__, "--child", name, "--device", options.device]
+        command = [sys.executable, __file__, "--child", name]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         new = json.loads(done.stdout.splitlines()[-1])
         print(f"{name}: {(PARTS[name].__doc__ or '').splitlines()[0]}")

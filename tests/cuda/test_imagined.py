@@ -94,7 +94,6 @@ def test_losses_of_the_accountant_stay_on_their_device(monkeypatch):
 
     def all_losses(device):
         return (
-            engine_torch.sample(law, [0.3, 2.0], ["remove", "add"], source(5), size, device=device),
             engine_torch.tilted_losses(law, 1.0, *copies, source(6), size, copies=3, device=device),
             engine_torch.losses_along(law, 1.0, unit, source(7), along, device=device),
         )

@@ -7,11 +7,11 @@ import pytest
 
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.min_sep_losses import log_ratio, sample_losses
+from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BandMF
-from tests.helpers.plain_means import estimate
+from tests.helpers.min_sep_losses import MinSepLosses, min_sep_means
 from tests.oracles import enumeration as oracle
 from tests.oracles import quadrature
 
@@ -72,7 +72,7 @@ def test_unit_mean(b: int, warm: bool) -> None:
     """
     theirs, ours, matrix = laws((0.3, 1.0, 0.4), 0.4, b, 8, warm=warm)
     size, sigma = 100_000, 1.5
-    losses = sample_losses(theirs, [sigma], "add", np.random.default_rng(3), size)[0]
+    losses = MinSepLosses(theirs).draw([sigma], "add", np.random.default_rng(3), size)[0]
     error = np.sqrt(np.expm1(oracle.renyi_moment(ours, matrix, sigma, 2)) / size)
     assert error < 0.02
     assert abs(np.exp(-losses).mean() - 1) < 6 * error
@@ -83,7 +83,7 @@ def test_mean_of_the_ratio_under_p(warm: bool) -> None:
     """E_P[P/Q] = E_Q[(P/Q)²]: draws of P against the exact second moment, 6 standard errors."""
     theirs, ours, matrix = laws((0.3, 1.0, 0.4), 0.4, 4, 8, warm=warm)
     size, sigma = 100_000, 3.0
-    losses = sample_losses(theirs, [sigma], "remove", np.random.default_rng(4), size)[0]
+    losses = MinSepLosses(theirs).draw([sigma], "remove", np.random.default_rng(4), size)[0]
     second, third = (np.exp(oracle.renyi_moment(ours, matrix, sigma, k)) for k in (2, 3))
     error = np.sqrt((third - second**2) / size)
     assert error < 0.1 * (second - 1)
@@ -109,7 +109,7 @@ def test_simulated_delta_against_quadrature(p: float, warm: bool) -> None:
     law = (oracle.min_sep_warm if warm else oracle.min_sep_cold)(2, p, 2)
     matrix, grid = oracle.toeplitz(c, 2), np.array([0.05, 0.4, 1.2])
     accountant = MinSepImportance(seed=9, progress=False, threads=1)
-    plain, upper = estimate(accountant, made, grid, seed=9), accountant.profile(made, grid)
+    plain, upper = min_sep_means(made, grid, seed=9), accountant.profile(made, grid)
     least = accountant.guarantee(made, delta=delta).epsilon
     for remove in (True, False):
         truth = np.array([quadrature.delta(law, matrix, 0.9, e, remove=remove) for e in grid])

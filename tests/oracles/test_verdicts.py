@@ -10,7 +10,6 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses
 from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.verdicts import Rule, verify_points
@@ -18,6 +17,7 @@ from dptrain.contrib.accountants.any_matrix import MinSepAnyMatrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BandMF, Identity, Strategy
+from tests.helpers.min_sep_losses import MinSepLosses
 from tests.oracles import enumeration as oracle
 from tests.oracles import quadrature
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import calibrate
-from dptrain.accounting.min_sep import MinSepLosses, min_sep_law
+from dptrain.accounting.min_sep import min_sep_law
 from dptrain.commands.cli import main
 from dptrain.configuration import build_scheme, build_strategy, read_yaml
 from dptrain.core.guarantee import Kind
@@ -23,6 +23,7 @@ from dptrain.planning.truncation import (
 )
 from dptrain.sampling import MinSep, Poisson
 from dptrain.strategies import BandMF, Identity
+from tests.helpers.min_sep_losses import MinSepLosses
 
 SMALL = {
     "epsilon": 4.0, "delta": 1e-4, "dataset_size": 1000, "batch_size": 100,

@@ -7,8 +7,7 @@ from dptrain.accounting.min_sep.law import (
     min_sep_refusal,
     participations,
 )
-from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses
-from dptrain.accounting.min_sep.recursion import LogRecursion
+from dptrain.accounting.min_sep.recursion import log_mixture
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
 from dptrain.accounting.min_sep.truncated import (
@@ -21,14 +20,13 @@ from dptrain.accounting.min_sep.truncated import (
 
 __all__ = [
     "FullBatches",
-    "LogRecursion",
     "MinSepImportance",
     "MinSepLaw",
-    "MinSepLosses",
     "MinSepRenyi",
     "TiltedEstimate",
     "TruncatedMinSepImportance",
     "TruncatedMinSepRenyi",
+    "log_mixture",
     "min_sep_law",
     "min_sep_refusal",
     "often_cut",

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.min_sep.law import CHUNK_BYTES, MinSepLaw
-from dptrain.accounting.min_sep.recursion import log_gauge, rescale_interval
-from dptrain.accounting.simulation.simulation import Direction
+from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.core import Array
 
-LANES = 4096  # samples a chunk; a thread works on 128 of them at a time
 LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48
 PAIR_ERROR = 2e-12  # Euclidean error of a pair of normals
 LARGEST_HELD = 16.0  # of a normal where a direction is held; beyond it a sample is spoiled
 BREACH = 12.0  # C^T z beyond this many standard deviations spoils a sample
 UNIT = 2.0**-53
+# exp() of anything below this neither overflows nor underflows in float64, with room to spare.
+SAFE_EXPONENT = 300.0
 
 
 def available() -> bool:
@@ -28,18 +26,13 @@ def available() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def table_bytes(law: MinSepLaw) -> int:
-    """Bytes a thread needs beyond the recursion's windows: participation times and products."""
-    return 4 * 128 * ((law.steps - 1) // law.min_sep + 1) + 8 * (law.bands + 1) * law.bands
-
-
-def refusal(law: MinSepLaw, *, instead: str = "numpy") -> str | None:
-    """Reason why the compiled engine cannot draw from a law here, with a remedy, or ``None``."""
+def check_available() -> None:
+    """Raise ``ValueError`` where samples are to be drawn and numba is missing."""
     if not available():
-        return f"numba is not installed; install dptrain[fast], or use engine={instead!r}"
-    if table_bytes(law) > CHUNK_BYTES or law.steps >= 1 << 31:
-        return f"its tables would not stay small for so many steps or bands; use engine={instead!r}"
-    return None
+        raise ValueError(
+            "samples of b-min-sep sampling are drawn by compiled code, and numba is not installed: "
+            "install dptrain[fast], or use accountant='min-sep-renyi', which draws none"
+        )
 
 
 def rounding_bound(
@@ -48,8 +41,9 @@ def rounding_bound(
     """Bound on what rounding takes from a loss drawn by the compiled or the tensor engine.
 
     *The statement.* Let the generator's words be independent and uniform. Then the losses drawn
-    are coupled with exact ones, L of independent samples, such that drawn ≥ L always: a drawn loss
-    is +∞ where the sample is *spoiled*, and else the computed loss plus this bound.
+    are coupled with exact ones of independent samples with the same participations, from which
+    they differ by this bound at most, unless the sample is *spoiled*: it then counts as much as
+    any sample can.
 
     *Draws.* A pair of exact normals is √(-2 log U)·(cos θ, sin θ), with U and the place of θ in its
     quarter uniform reals. Their 84 and 42 leading bits are the words drawn, which couples the two;
@@ -60,9 +54,7 @@ def rounding_bound(
     the normals by 8.16 times that, 1.46e-12. The series end within 1e-14 (the logarithm's first
     term left out is s^18/19 of it, s ≤ .172; sine's (π/4)^15/15!, cosine's (π/4)^16/16!): together,
     with float64's roundings, √(9e-13² + 1.46e-12²) + 3e-14·8.16 < 2e-12 = PAIR_ERROR.
-    Gaps are ⌊E/rate⌋: a sample is spoiled if E/rate lies within its error of an integer, likewise
-    the warm start. So patterns are exact, unless spoiled. P(spoiled) < n 2^-47 (and the few gaps):
-    it costs δ less than 1e-11 at n = 2,000 and is charged by itself.
+    P(spoiled) < n 2^-47: it costs δ less than 1e-11 at n = 2,000 and is charged by itself.
 
     *From normals to losses.* log P/Q = log Σ_x Pr[x] e^{<Cx,z>/σ + terms without z}, a soft
     maximum: a change of z by Δ moves it by at most max_x <Cx, Δ>/σ ≤ sensitivity·‖Δ‖/σ, and
@@ -100,44 +92,55 @@ def rounding_bound(
     return 2.0 * (draws + most * exponent + law.steps * step + 16.0 * u * magnitude)
 
 
+def log_gauge(probability: float) -> float:
+    """log r of the linear recursion: r = 1-p, or 1 where p is above one half.
+
+    Kept is g_i = f_i / r^{n-i}, for which the recursion of ``log_mixture`` reads
+    g_i = ((1-p)/r) g_{i+1} + (p/r^b) exp(u_i - h_i) g_{i+b}: r = 1-p spares the first product.
+    (Where 1-p is small its powers are not.)
+    """
+    return math.log1p(-probability) if probability <= 0.5 else 0.0
+
+
 def interval(law: MinSepLaw, sigma: float, copies: int = 1) -> int:
-    """Rows between two renewals of the scale; 0 where only the logarithmic recursion is safe."""
-    norm = math.sqrt(float(law.squared_norms[0]))
-    every = rescale_interval(
-        probability=law.probability,
-        min_sep=law.min_sep,
-        warm_start=law.warm_start,
-        norm=norm,
-        sigma=sigma,
-        copies=copies,
-    )
-    return every or 0
+    """Rows between two renewals of the scale; 0 where only the logarithmic recursion is safe.
+
+    (docs/theory/min-sep.md#thm-min-sep-rescaling; ``test_losses_are_those_of_the_draws``.) Any
+    pattern takes part at most once in b rows, so R = kb rows multiply f by at most k factors of
+    size exp(±U), U bounding the exponents: noise within 12 standard deviations (a breach has
+    probability 4e-33 an element and spoils the sample) plus a signal of at most 2‖c‖²/σ² for each
+    of the ``copies`` of an example's participations that the outputs hold and the half norm, and
+    the gauge adds r^{-b} a factor. Within the window, entries differ by (1-p)^b at worst and by the
+    gauge once more; for p = 1 the b chains are separate and one that vanishes beside the others
+    counts nothing, unless it is the only one asked for.
+    """
+    p, b = law.probability, law.min_sep
+    norm, gauge = math.sqrt(float(law.squared_norms[0])), -b * log_gauge(p)
+    bound = BREACH * norm / sigma + (2.0 * copies + 0.5) * (norm / sigma) ** 2 + gauge
+    spread = 0.0
+    if p < 1.0:
+        spread = gauge - b * math.log1p(-p)
+    elif b > 1 and not law.warm_start:
+        return 0
+    factors = int((SAFE_EXPONENT - spread) / bound) - 1
+    return b * min(factors, 16) if factors >= 1 else 0
 
 
-def kernel_arguments(
-    law: MinSepLaw,
-    sigmas: Sequence[float],
-    directions: Sequence[Direction],
-    *,
-    copies: int = 1,
-) -> tuple[Any, ...]:
-    """Arguments of ``engine_kernel.log_ratios`` between the participations and the result."""
+def kernel_arguments(law: MinSepLaw, sigma: float, *, copies: int = 1) -> tuple[Any, ...]:
+    """Arguments of ``engine_kernel.log_ratios`` between what is held and the result."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
     c, bands = law.coefficients, law.bands
     tail = -(-(bands + kernel.TILE - 1) // kernel.TAPS) * kernel.TAPS - bands
     padded = np.concatenate([np.zeros(kernel.TILE - 1), c, np.zeros(tail + kernel.TILE - 1)])
-    scales = 1.0 / np.asarray(sigmas, dtype=np.float64)
-    every = np.array([interval(law, sigma, copies) for sigma in sigmas], dtype=np.int64)
-    logs = math.log(law.probability) - np.outer(scales**2, law.squared_norms / 2.0)
-    linear = every > 0
-    logs[linear] = np.exp(logs[linear] - law.min_sep * log_gauge(law.probability))
+    scale, every = 1.0 / sigma, interval(law, sigma, copies)
+    weights = math.log(law.probability) - scale**2 * (law.squared_norms / 2.0)
+    if every > 0:
+        weights = np.exp(weights - law.min_sep * log_gauge(law.probability))
     limit = BREACH * math.sqrt(float(law.squared_norms[0]))
-    signals = np.array([direction == "remove" for direction in directions])
     return (
         law.steps, law.min_sep, law.probability, law.warm_start, padded, bands,
-        law.column_products, limit,
-        scales, logs, every, signals,
+        law.column_products, limit, scale, weights, every,
     )  # fmt: skip
 
 
@@ -209,62 +212,19 @@ def losses_along(
     size, lanes = along.size, kernel.LANES
     blocks = -(-size // lanes)
     noise = generators(rng, blocks, lanes)[0]
-    arguments = kernel_arguments(law, [sigma], ["add"])
+    arguments = kernel_arguments(law, sigma)
     targets = np.zeros(blocks * lanes)
     targets[:size] = along
-    held, found, out = held_rows(unit), np.empty(blocks * lanes), np.empty((1, 1, lanes))
+    held, found = held_rows(unit), np.empty(blocks * lanes)
     times, none = np.empty((0, lanes), dtype=np.int32), np.zeros(lanes, dtype=np.int64)
     for block in range(blocks):
         place = slice(block * lanes, (block + 1) * lanes)
         spoiled = np.zeros(lanes, dtype=np.int64)
-        kernel.log_ratios(noise[block], times, none, spoiled, targets[place], held, *arguments, out)
-        found[place] = out[0, 0]
+        kernel.log_ratios(
+            noise[block], times, none, spoiled, targets[place], held, *arguments, found[place]
+        )
     bound = rounding_bound(law, sigma, held=held_error(unit))
     return np.where(np.isnan(found), np.inf, bound - found)[:size]
 
 
 NOTHING_HELD = (np.empty(0), np.empty((3, 0)))
-
-
-def sample(
-    law: MinSepLaw,
-    sigmas: Sequence[float],
-    directions: Sequence[Direction],
-    rng: np.random.Generator,
-    size: int,
-) -> Array:
-    """Losses, shape (len(directions), len(sigmas), size): see ``sample_losses``.
-
-    The values for one σ or direction do not depend on the others, bit for bit, but that a sample
-    spoiled by its participations is so in both directions.
-    """
-    from dptrain.accounting.min_sep import engine_kernel as kernel
-
-    blocks = -(-size // kernel.LANES)
-    noise, events = generators(rng, blocks, kernel.LANES)
-    arguments = kernel_arguments(law, sigmas, directions)
-    losses = np.empty((len(directions), len(sigmas), blocks * kernel.LANES))
-    out = np.empty((len(directions), len(sigmas), kernel.LANES))
-    most = (law.steps - 1) // law.min_sep + 1 if "remove" in directions else 0
-    times = np.empty((most, kernel.LANES), dtype=np.int32)
-    for block in range(blocks):
-        counts = np.zeros(kernel.LANES, dtype=np.int64)
-        spoiled = np.zeros(kernel.LANES, dtype=np.int64)
-        if most:
-            kernel.participations(
-                law.steps, law.min_sep, law.probability, law.warm_start, events[block],
-                times, counts, spoiled,
-            )  # fmt: skip
-        kernel.log_ratios(noise[block], times, counts, spoiled, *NOTHING_HELD, *arguments, out)
-        losses[..., block * kernel.LANES : (block + 1) * kernel.LANES] = out
-    return upper_losses(law, sigmas, directions, losses[..., :size])
-
-
-def upper_losses(
-    law: MinSepLaw, sigmas: Sequence[float], directions: Sequence[Direction], log_ratios: Array
-) -> Array:
-    """Losses from log P/Q: raised by the rounding's bound, +∞ where spoiled (NaN)."""
-    signs = np.array([1.0 if direction == "remove" else -1.0 for direction in directions])
-    bounds = np.array([rounding_bound(law, sigma) for sigma in sigmas])
-    losses = log_ratios * signs[:, None, None] + bounds[:, None]
-    return np.where(np.isnan(losses), np.inf, losses)

@@ -126,60 +126,6 @@ def normals(state, rows, spoiled):  # type: ignore[no-untyped-def]
 
 
 @_compile
-def _exponential(state, lane):  # type: ignore[no-untyped-def]
-    """(E, bound on its error, U) with E = -log U, U of 64 bits; a bound < 0 means: spoiled."""
-    a, b = state[lane], state[LANES + lane]
-    word, a, b, c, d = _next(a, b, state[2 * LANES + lane], state[3 * LANES + lane])
-    state[lane], state[LANES + lane] = a, b
-    state[2 * LANES + lane], state[3 * LANES + lane] = c, d
-    u = (np.float64(word) + 0.5) * 2.0**-64
-    value = -math.log(u)
-    error = 2.0**-64 / u + 2.0**-50 * (1.0 + value)
-    return value, (-1.0 if word < _EDGE else error), u
-
-
-@_compile
-def participations(steps, min_sep, probability, warm, state, times, counts, spoiled):  # type: ignore[no-untyped-def]
-    """Participation times of LANES examples: times[k, lane] ascending, counts[lane] of them.
-
-    A gap is ⌊E/rate⌋, geometric if E were exact; a lane is spoiled where an error could change it.
-    """
-    rate = -math.log1p(-probability) if probability < 1.0 else math.inf
-    for lane in range(LANES):
-        at, count = 0.0, 0
-        if warm and min_sep > 1:
-            # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
-            u = _exponential(state, lane)[2] * (1.0 + (min_sep - 1) * probability)
-            past = (u - 1.0) / probability
-            error = 2.0**-50 * (1.0 + u) / probability
-            whole = math.floor(past)
-            if past > -0.5 and (past - whole <= error or past - whole >= 1.0 - error):
-                spoiled[lane] |= 1
-            if past >= 0.0:
-                at = min(1.0 + whole, min_sep - 1.0)
-        while at < steps:
-            if probability < 1.0:
-                value, error, u = _exponential(state, lane)
-                gap = value / rate
-                margin = error / rate
-                if error < 0.0:
-                    spoiled[lane] |= 1
-                    break
-                if gap - margin > steps:
-                    break
-                whole = math.floor(gap)
-                if gap - whole <= margin or gap - whole >= 1.0 - margin:
-                    spoiled[lane] |= 1
-                at += whole
-                if at >= steps:
-                    break
-            times[count, lane] = np.int32(at)
-            count += 1
-            at += min_sep
-        counts[lane] = count
-
-
-@_compile
 def _tile(noise, out, c, keep):  # type: ignore[no-untyped-def]
     """Add TAPS rows of noise to TILE rows of the product, as far as coefficients reach."""
     c0, c1, c2, c3, c4, c5 = c[0], c[1], c[2], c[3], c[4], c[5]
@@ -300,40 +246,39 @@ def _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, line
 @_compile
 def log_ratios(  # type: ignore[no-untyped-def]
     noise_state, times, left, spoiled, along, held, steps, min_sep, probability, warm, padded,
-    bands, cross, limit, scales, weights, every, signals, out,
+    bands, cross, limit, scale, weights, every, out,
 ):
     # fmt: on
-    """Write log P/Q of drawn outputs, NaN where a lane is spoiled: shape (direction, σ, lanes).
+    """Write log P/Q of drawn outputs, NaN where a lane is spoiled: shape (lanes,).
 
     Args:
         noise_state: generators of one block of LANES.
         times: participation times of the lanes, ``left`` of them each, ascending; one that stands
-            twice counts twice. ``spoiled``: lanes that are spoiled already. Both are overwritten.
+            twice counts twice. No rows: the outputs are noise alone. ``spoiled``: lanes that are
+            spoiled already. Both are overwritten.
         along: products of the lanes' noise with a direction that is held fixed; overwritten.
         held: of each row the direction's unit vector, what a lane leans by and what is left of its
             spread, and in the last place the limit of a normal, see ``held_rows``; no columns where
             no direction is held.
         padded: see ``_filter``. ``cross``: [k, d] = Σ_{j<k} c_j c_{j+d}.
         limit: a lane is spoiled where a row of C^T z exceeds it.
-        scales: 1/σ. ``weights``: of a participation, shape (σ, steps), as a logarithm where
-            ``every``, the rows between two renewals of the scale, is 0: no linear recursion.
-        signals: a flag a direction: whether y ~ P.
+        scale: 1/σ. ``weights``: of a participation, shape (steps,), as a logarithm where ``every``,
+            the rows between two renewals of the scale, is 0: no linear recursion.
     """
     rows = max(ROWS, -(-bands // TILE) * TILE)
     halo, size = (bands - 1) * LANES, rows * LANES
     noise = np.zeros(size + (padded.size - TILE + 1) * LANES)
     # Zeros, not np.empty: a first pass of the filter multiplies the old product by nought.
-    product, signal, quiet = np.zeros(size), np.zeros(size), np.zeros(size)
-    window = np.empty((signals.size, scales.size, min_sep * LANES))
-    exponents = np.zeros((signals.size, scales.size, LANES), dtype=np.int64)
+    product, signal = np.zeros(size), np.zeros(size)
+    window, exponents = np.empty(min_sep * LANES), np.zeros(LANES, dtype=np.int64)
     after, top = np.empty(LANES), np.empty(LANES)
-    drawn = signals.any()
-    log_gauge = math.log1p(-probability) if probability <= 0.5 else 0.0
+    linear, log_gauge = every > 0, math.log1p(-probability) if probability <= 0.5 else 0.0
+    keep = 1.0 if probability <= 0.5 else 1.0 - probability
+    if not linear:
+        keep = math.log1p(-probability) if probability < 1.0 else -math.inf
     for j in range(min_sep):  # g_{n+j} = r^j, f_{n+j} = 1
         place = (steps + j) % min_sep * LANES
-        for k in range(scales.size):
-            start_value = math.exp(j * log_gauge) if every[k] > 0 else 0.0
-            window[:, k, place : place + LANES] = start_value
+        window[place : place + LANES] = math.exp(j * log_gauge) if linear else 0.0
 
     for start in range(steps - rows, -rows, -rows):
         noise[size : size + halo] = noise[:halo]
@@ -347,45 +292,43 @@ def log_ratios(  # type: ignore[no-untyped-def]
         _filter(noise, padded, rows, product)
         for i in range(first, rows):
             _mark(product[i * LANES : (i + 1) * LANES], limit, spoiled)
-        if drawn:
+        if times.shape[0]:
             _add_signal(start, rows, steps, bands, cross, times, left, signal)
-        for index in range(signals.size):
-            added = signal if signals[index] else quiet
-            for k in range(scales.size):
-                g, log_space = window[index, k], every[k] == 0
-                keep = 1.0 if probability <= 0.5 else 1.0 - probability
-                if log_space:
-                    keep = math.log1p(-probability) if probability < 1.0 else -math.inf
-                for i in range(rows - 1, first - 1, -1):
-                    low, row = i * LANES, start + i
-                    place, place_after = row % min_sep * LANES, (row + 1) % min_sep * LANES
-                    after[:] = g[place_after : place_after + LANES]
-                    x, y = product[low : low + LANES], added[low : low + LANES]
-                    current, weight = g[place : place + LANES], weights[k, row]
-                    if log_space:
-                        _logarithmic(x, y, scales[k], weight, keep, after, current)
-                    else:
-                        _linear(x, y, scales[k], weight, keep, after, current)
-                        if (steps - row) % every[k] == 0:
-                            _rescale(g, min_sep, top, exponents[index, k])
-    for index in range(signals.size):
-        for k in range(scales.size):
-            g, shift, linear = window[index, k], exponents[index, k], every[k] > 0
-            _ratio(g, shift, min_sep, probability, warm, log_gauge, steps, linear, out[index, k])
-            for i in range(LANES):
-                if spoiled[i] != 0:
-                    out[index, k, i] = math.nan
+        for i in range(rows - 1, first - 1, -1):
+            low, row = i * LANES, start + i
+            place, place_after = row % min_sep * LANES, (row + 1) % min_sep * LANES
+            after[:] = window[place_after : place_after + LANES]
+            x, y = product[low : low + LANES], signal[low : low + LANES]
+            current = window[place : place + LANES]
+            if linear:
+                _linear(x, y, scale, weights[row], keep, after, current)
+                if (steps - row) % every == 0:
+                    _rescale(window, min_sep, top, exponents)
+            else:
+                _logarithmic(x, y, scale, weights[row], keep, after, current)
+    _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, linear, out)
+    for i in range(LANES):
+        if spoiled[i] != 0:
+            out[i] = math.nan
 
 
 @_compile
 def _place(waits):  # type: ignore[no-untyped-def]
-    """Number of a state among those with a free copy: waits ascending, the first of them 0."""
+    """Number of a state among those with a free copy: waits ascending, the first of them 0.
+
+    Σ_k C(w_k + k - 1, k) over k ≥ 1.
+    """
     if waits.size == 2:
         return waits[1]
     if waits.size == 3:
         return waits[1] + waits[2] * (waits[2] + 1) // 2
-    last = waits[3]
-    return waits[1] + waits[2] * (waits[2] + 1) // 2 + last * (last + 1) * (last + 2) // 6
+    place = 0
+    for k in range(1, waits.size):
+        count = 1
+        for i in range(k):
+            count = count * (waits[k] + i) // (i + 1)
+        place += count
+    return place
 
 
 @_compile
@@ -437,7 +380,7 @@ def _one_free(  # type: ignore[no-untyped-def]
     t, order, steps, min_sep, pulls, chances, levels, level_of, log_scale, out,
 ):
     # fmt: on
-    """Messages of the states in which one copy is free: it rests or takes part.
+    """Messages of the states of 2, 3 or 4 copies of which one is free: it rests or takes part.
 
     If it takes part nothing is free until the next copy is, so all states of one first wait need
     one later level, from which runs of numbers are read.
@@ -475,10 +418,12 @@ def tilted_level(  # type: ignore[no-untyped-def]
 ):
     # fmt: on
     """Write the messages of step t, one for each state with a free copy, from those after it."""
-    _one_free(
-        t, order, steps, min_sep, np.exp(gram), chances, levels, level_of, log_scale, out
-    )
-    # States with two free copies or more: the second wait is 0 too, the later ones run on.
+    fixed = 1
+    if 2 <= order <= 4:
+        _one_free(
+            t, order, steps, min_sep, np.exp(gram), chances, levels, level_of, log_scale, out
+        )
+        fixed = 2  # what is left are states with two free copies or more: the second wait is 0 too
     waits, after = np.zeros(order, dtype=np.int64), np.empty(order, dtype=np.int64)
     weights = np.empty(order + 1)
     while True:
@@ -489,7 +434,7 @@ def tilted_level(  # type: ignore[no-untyped-def]
         for taking in range(free + 1):
             total += weights[taking]
         out[_place(waits)] = total
-        k = 2
+        k = fixed
         while k < order - 1 and waits[k] == waits[k + 1]:
             waits[k] = 0
             k += 1

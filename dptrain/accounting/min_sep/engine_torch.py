@@ -1,9 +1,8 @@
-"""Privacy losses of b-min-sep sampling on a torch device: many examples, row by row, in float64."""
+"""Privacy losses of b-min-sep sampling on a torch device: many samples, row by row, in float64."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +15,10 @@ from dptrain.accounting.min_sep.engine_compiled import (
     held_error,
     held_rows,
     interval,
+    log_gauge,
     rounding_bound,
-    upper_losses,
 )
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.recursion import log_gauge
-from dptrain.accounting.simulation.simulation import Direction
 from dptrain.core import Array
 
 LANES = 1 << 17  # a row's kernel then takes longer than its launch
@@ -60,21 +57,15 @@ class _Words(NamedTuple):
         words = torch.empty(shape, dtype=torch.int64, device=self.device)
         return words.random_(-(1 << 63), None, generator=self.generator)
 
-    def log_uniform(
-        self, words: torch.Tensor, extra: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(-log U, U near 0 or 1) where U = words / 2^64 mod 1, refined by 20 extra bits."""
-        low = words.double() * 2.0**-64
-        fine = 2.0**-65 if extra is None else (extra.double() + 0.5) * 2.0**-84
-        value = torch.where(words < 0, torch.log1p(low + 2.0**-65), torch.log(low + fine))
-        return -value, (words >= -EDGE) & (words < EDGE)
-
     def normals(self, out: torch.Tensor, spoiled: torch.Tensor) -> None:
         """Fill two rows a pair, shape (pairs, 2, lanes), up to what ``rounding_bound`` allows."""
         pairs, _, count = out.shape
         first, second = self.draw(pairs, count), self.draw(pairs, count)
-        energy, edge = self.log_uniform(first, second & ((1 << 20) - 1))
-        spoiled |= edge.any(0)
+        # -log U of 84 bits; near 0 or 1 the lane is spoiled.
+        low, extra = first.double() * 2.0**-64, (second & ((1 << 20) - 1)).double()
+        fine = torch.log(low + (extra + 0.5) * 2.0**-84)
+        energy = -torch.where(first < 0, torch.log1p(low + 2.0**-65), fine)
+        spoiled |= ((first >= -EDGE) & (first < EDGE)).any(0)
         radius = torch.sqrt(2.0 * energy) * (1.0 - 2.0 * (second < 0).double())
         turn = (second >> 20) & ((1 << 42) - 1)
         angle = (turn.double() + (0.5 - 2.0**41)) * (math.pi / 2 * 2.0**-42)
@@ -85,64 +76,19 @@ class _Words(NamedTuple):
 
 
 class _Events(NamedTuple):
-    """Participations of all lanes, times ascending; so many copies at once, by default one."""
+    """Participations of all lanes, times ascending, and how many copies take part in each."""
 
     times: torch.Tensor
     lanes: torch.Tensor
-    copies: torch.Tensor | None = None
+    copies: torch.Tensor
 
     def put(self, low: int, high: int, start: int, x: torch.Tensor) -> None:
         """Write events low..high-1 into zeros, the first row of which is step ``start``."""
-        taking = 1.0 if self.copies is None else self.copies[low:high]
-        x[self.times[low:high] - start, self.lanes[low:high]] = taking
-
-
-def _participations(
-    law: MinSepLaw, words: _Words, count: int, spoiled: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(times, lanes) of all participations, times ascending; draws near a jump spoil their lane."""
-    p, n, b = law.probability, law.steps, law.min_sep
-    at = torch.zeros(count, dtype=torch.float64, device=words.device)
-
-    def whole(value: torch.Tensor, margin: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-        floor = value.floor()
-        near = (value - floor <= margin) | (value - floor >= 1.0 - margin)
-        spoiled.logical_or_(near & alive)
-        return floor
-
-    if law.warm_start and b > 1:
-        drawn = words.draw(count)
-        u = (drawn < 0).double() + drawn.double() * 2.0**-64
-        u = u * (1.0 + (b - 1) * p)
-        past = (u - 1.0) / p
-        floor = whole(past, 2.0**-50 * (1.0 + u) / p, past > -0.5)
-        at = torch.where(past >= 0.0, (1.0 + floor).clamp(max=b - 1.0), at)
-    rate = -math.log1p(-p) if p < 1.0 else math.inf
-    found = []
-    while True:
-        alive = at < n
-        if p < 1.0:
-            drawn = words.draw(count)
-            energy, edge = words.log_uniform(drawn)
-            # U within half a cell, 2^-65; below one half that is 2^-64/U of E, as 1/U = e^E.
-            margin = (2.0**-64 * energy.exp() + 2.0**-50 * (1.0 + energy)) / rate
-            spoiled |= edge & (drawn >= 0) & alive
-            gap = energy / rate
-            at = at + whole(gap, margin, alive & (gap - margin <= n))
-        if not bool((at < n).any()):
-            break
-        found.append(at.clamp(max=n).long())
-        at = at + b
-    if not found:
-        empty = torch.empty(0, dtype=torch.int64, device=words.device)
-        return empty, empty
-    keys, order = torch.sort(torch.cat(found), stable=True)
-    inside = int((keys < n).sum())
-    return keys[:inside], order[:inside] % count
+        x[self.times[low:high] - start, self.lanes[low:high]] = self.copies[low:high]
 
 
 class _BackwardRecursion:
-    """f_i, …, f_{i+b-1} of one σ and direction: the two recursions of ``min_sep_recursion``."""
+    """f_i, …, f_{i+b-1}, linear or logarithmic as in ``engine_kernel``."""
 
     def __init__(
         self, law: MinSepLaw, sigma: float, count: int, device: torch.device, copies: int
@@ -222,8 +168,7 @@ def _toeplitz(c: Array, rows: int, columns: int, shift: int) -> Array:
 
 def _log_ratios(
     law: MinSepLaw,
-    sigmas: Sequence[float],
-    directions: Sequence[Direction],
+    sigma: float,
     words: _Words,
     spoiled: torch.Tensor,
     *,
@@ -231,11 +176,11 @@ def _log_ratios(
     copies: int = 1,
     held: _Held | None = None,
 ) -> Array:
-    """log P/Q of outputs with drawn noise, NaN where spoiled: shape (direction, σ, lanes).
+    """log P/Q of outputs with drawn noise, NaN where spoiled: shape (lanes,).
 
     Args:
         spoiled: lanes that are spoiled already; overwritten.
-        events: what the outputs of "remove" have taken part in.
+        events: what the outputs have taken part in; by default in nothing.
         copies: how often a lane may take part at a step.
         held: turns the normals of every row, if a direction is held.
     """
@@ -255,14 +200,11 @@ def _log_ratios(
         bounds = torch.searchsorted(events.times, torch.from_numpy(edges).to(place)).tolist()
         x = torch.zeros((rows + 2 * halo, size), dtype=torch.float64, device=place)
         signal = torch.empty((rows, size), dtype=torch.float64, device=place)
-    noise = torch.zeros((rows + halo + rows % 2, size), dtype=torch.float64, device=place)
-    product = torch.empty((rows, size), dtype=torch.float64, device=place)
-    windows = [
-        [_BackwardRecursion(law, sigma, size, place, copies) for sigma in sigmas]
-        for _ in directions
-    ]
     even = rows + rows % 2
+    noise = torch.zeros((even + halo, size), dtype=torch.float64, device=place)
+    product = torch.empty((rows, size), dtype=torch.float64, device=place)
     pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=place)
+    window = _BackwardRecursion(law, sigma, size, place, copies)
     for block, start in enumerate(starts):
         first = max(0, -start)
         noise[rows : rows + halo] = noise[:halo].clone()
@@ -272,43 +214,16 @@ def _log_ratios(
             held.turn(start + first, noise[first:rows], spoiled)
         torch.mm(matrix, noise[: rows + halo], out=product)
         spoiled |= ~(product[first:].abs() <= limit).all(0)
+        exponents = product[first:] / sigma
         if events is not None and signal is not None:
             x.zero_()
             low, high = bounds[block]
             events.put(low, high, start - halo, x)
             torch.mm(last_gram if block == 0 else gram, x, out=signal)
-        for direction, by_sigma in zip(directions, windows, strict=True):
-            for sigma, window in zip(sigmas, by_sigma, strict=True):
-                exponents = product[first:] / sigma
-                if direction == "remove":
-                    assert signal is not None
-                    exponents.add_(signal[first:], alpha=1.0 / sigma**2)
-                window.consume(start + first, exponents)
-    ratios = torch.stack([torch.stack([w.log_ratio() for w in row]) for row in windows])
-    found: Array = ratios.masked_fill_(spoiled, math.nan).cpu().numpy()
+            exponents.add_(signal[first:], alpha=1.0 / sigma**2)
+        window.consume(start + first, exponents)
+    found: Array = window.log_ratio().masked_fill_(spoiled, math.nan).cpu().numpy()
     return found
-
-
-def sample(
-    law: MinSepLaw,
-    sigmas: Sequence[float],
-    directions: Sequence[Direction],
-    rng: np.random.Generator,
-    size: int,
-    *,
-    device: str | torch.device = "cuda",
-) -> Array:
-    """Losses, shape (len(directions), len(sigmas), size), as ``engine_compiled.sample`` has them.
-
-    The draws of a seed are those of torch's generator on that kind of device.
-    """
-    words = _Words.seeded(rng, device)
-    spoiled = torch.zeros(size, dtype=torch.bool, device=words.device)
-    events = None
-    if "remove" in directions:
-        events = _Events(*_participations(law, words, size, spoiled))
-    ratios = _log_ratios(law, sigmas, directions, words, spoiled, events=events)
-    return upper_losses(law, sigmas, directions, ratios)
 
 
 def tilted_losses(
@@ -337,8 +252,7 @@ def tilted_losses(
     )
     events = _Events(keys // size, keys % size, taking.double())
     spoiled = torch.zeros(size, dtype=torch.bool, device=words.device)
-    ratios = _log_ratios(law, [sigma], ["remove"], words, spoiled, events=events, copies=copies)
-    return np.asarray(ratios[0, 0])
+    return _log_ratios(law, sigma, words, spoiled, events=events, copies=copies)
 
 
 def losses_along(
@@ -357,6 +271,6 @@ def losses_along(
     words = _Words.seeded(rng, device)
     spoiled = torch.zeros(along.size, dtype=torch.bool, device=words.device)
     held = _Held(unit, along, words.device)
-    ratios = _log_ratios(law, [sigma], ["add"], words, spoiled, held=held)[0, 0]
+    ratios = _log_ratios(law, sigma, words, spoiled, held=held)
     bound = rounding_bound(law, sigma, held=held_error(unit))
     return np.where(np.isnan(ratios), np.inf, bound - ratios)

@@ -8,12 +8,9 @@ from typing import Any, get_args
 
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve
-from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
+from dptrain.accounting.min_sep.importance_terms import Asked, TiltedMinSep
 from dptrain.accounting.min_sep.law import min_sep_law, min_sep_refusal
-from dptrain.accounting.min_sep.min_sep_losses import MinSepLosses
-from dptrain.accounting.min_sep.moments.tilted import Asked, engine
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
-from dptrain.accounting.simulation import Simulation
 from dptrain.accounting.simulation.accountant import SimulatedAccountant
 from dptrain.accounting.simulation.law import SimulatedLaw, TermsAtEpsilon, least_shown
 from dptrain.core import checks
@@ -64,16 +61,11 @@ class WholeBatches(SimulatedLaw):
             return None
         return least_shown(self._curve, epsilon, delta, progress=progress, start=sigma)
 
-    @property
-    def losses(self) -> Simulation:
-        """The losses of whole batches."""
-        return MinSepLosses(self.whole.law, "cuda" if self._asked == "cuda" else "auto")
-
     def to_dict(self) -> dict[str, Any]:
         """The law of whole batches, and the engine that draws."""
-        law = self.whole.law
         # A seed means other draws in another one.
-        return {**law.to_dict(), "engine": engine(law, self._asked)}
+        engine = "numba" if self._asked == "auto" else self._asked
+        return {**self.whole.law.to_dict(), "engine": engine}
 
     def terms(self, sigma: float) -> TermsAtEpsilon:
         """The terms of whole batches."""
@@ -100,11 +92,11 @@ class MinSepImportance(SimulatedAccountant):
     """Certification of b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``.
 
     Args:
-        engine: ``"auto"`` (compiled code where numba is installed, else numpy) or ``"cuda"``: noise
-            and losses on a GPU by torch, after participations that compiled code draws. It is part
-            of the certificate, as one seed means other draws in another engine. A certificate is
-            read without a GPU; drawing without one raises ``ValueError``. The other options are
-            those of ``SimulatedAccountant``.
+        engine: ``"auto"`` (compiled code) or ``"cuda"``: noise and losses on a GPU by torch, after
+            participations that compiled code draws. It is part of the certificate, as one seed
+            means other draws in another engine. Drawing raises ``ValueError`` without numba, of the
+            extra ``fast``, or without the GPU; reading a certificate does not. The other options
+            are those of ``SimulatedAccountant``.
     """
 
     engine: Asked = "auto"

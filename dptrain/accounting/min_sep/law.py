@@ -18,11 +18,6 @@ from dptrain.strategies.toeplitz import BandedToeplitz
 
 Indices = npt.NDArray[np.int64]
 
-# Samples advanced together: long enough to hide the cost of a call, short enough for the caches,
-# and below the size at which torch would split one operation over its own threads.
-LANES = 4096
-CHUNK_BYTES = 64 << 20
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MinSepLaw:
@@ -137,13 +132,6 @@ class MinSepLaw:
     def block_rows(self) -> int:
         """Rows of the sliding products computed by one matrix product."""
         return max(16, self.bands)
-
-    @property
-    def lanes(self) -> int:
-        """Samples a chunk: ``LANES``, or fewer so that a chunk stays within CHUNK_BYTES."""
-        rows = 8 * self.block_rows + 3 * self.bands + 12 * self.min_sep  # windows of six σ, twice
-        events = 4 * (self.steps // self.min_sep + 1)
-        return max(1, min(LANES, CHUNK_BYTES // (8 * (rows + events))))
 
 
 def participations(law: MinSepLaw, rng: np.random.Generator, size: int) -> tuple[Indices, Indices]:

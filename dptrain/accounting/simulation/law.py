@@ -27,9 +27,13 @@ class SimulatedLaw(ABC):
     """The pair of a mechanism at an open σ: how its losses are drawn, and what bounds its δ."""
 
     @property
-    @abstractmethod
     def losses(self) -> Simulation:
-        """The pair's losses, drawn without weights."""
+        """The pair's losses, drawn without weights, which quick estimates rest on.
+
+        Raises:
+            NotImplementedError: if the law has none; b-min-sep sampling has ``TiltedEstimate``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} draws no losses without weights")
 
     @property
     @abstractmethod

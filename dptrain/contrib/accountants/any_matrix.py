@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from dptrain.accounting.base import Cost, truncation_refusal
-from dptrain.accounting.min_sep import LogRecursion, MinSepLaw, min_sep_refusal, participations
+from dptrain.accounting.min_sep import MinSepLaw, log_mixture, min_sep_refusal, participations
 from dptrain.accounting.simulation import (
     DIRECTIONS,
     Direction,
@@ -108,13 +107,14 @@ class AnyMatrixLosses(Simulation):
 
     def _log_bound(self, products: Array, sigma: float, *, upper: bool) -> Array:
         """log f or log g from the products <c_i, y>, shape (steps, k): shape (k,)."""
-        recursion = LogRecursion(
-            probability=self.probability, min_sep=self.min_sep, lanes=products.shape[1]
-        )
         half = self._squares / 2.0 + (0.0 if upper else self._overlaps)
-        exponents = torch.from_numpy(products / sigma**2)
-        recursion.consume(0, exponents, (half / sigma**2).tolist())
-        return recursion.log_ratio(self.warm_start)
+        return log_mixture(
+            products / sigma**2,
+            half / sigma**2,
+            probability=self.probability,
+            min_sep=self.min_sep,
+            warm_start=self.warm_start,
+        )
 
     def log_ratio_bound(self, outputs: Array, sigma: float, *, upper: bool) -> Array:
         """log of an upper or a lower bound on P/Q of given outputs, shape (rows, k): (k,)."""

@@ -10,9 +10,10 @@ import pytest
 
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.min_sep_losses import log_ratio
+from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
+from tests.accounting.min_sep.test_min_sep_engines import compiled_normals
 from tests.accounting.min_sep.test_tilted_draws import AS_MIN_SEP, KNOWN, LONG, SIGMA
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
@@ -48,24 +49,13 @@ def test_a_direction_can_be_held(name: str) -> None:
 @needs_numba
 @pytest.mark.parametrize("name", sorted(LONG))
 def test_held_losses_are_those_of_the_noise_drawn(name: str) -> None:
-    from dptrain.accounting.min_sep import engine_kernel as kernel
-
     law, lanes = LONG[name], 128
     unit = np.linspace(0.5, 2.0, law.steps)
     unit /= np.linalg.norm(unit)
     along = np.linspace(-6.0, 6.0, lanes)
     losses = compiled.losses_along(law, SIGMA, unit, np.random.default_rng(5), along)
     noise = compiled.generators(np.random.default_rng(5), 1, lanes)[0]
-    rows = max(kernel.ROWS, -(-law.bands // kernel.TILE) * kernel.TILE)
-    z, pair, spoiled = np.zeros((law.steps, lanes)), np.zeros(2 * lanes), np.zeros(lanes, np.int64)
-    for start in range(law.steps - rows, -rows, -rows):
-        first = max(0, -start)
-        for i in range(first - first % 2, rows, 2):
-            kernel.normals(noise[0], pair, spoiled)
-            for j in (0, 1):
-                if start + i + j >= 0:
-                    z[start + i + j] = pair.reshape(2, -1)[j]
-    z = held(z, unit, along)
+    z = held(compiled_normals(law, noise[0]), unit, along)
     np.testing.assert_allclose(unit @ z, along, atol=1e-12)
     exact = -log_ratio(law, SIGMA, SIGMA * z)
     error = compiled.held_error(unit)

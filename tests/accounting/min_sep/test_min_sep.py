@@ -15,7 +15,7 @@ from dptrain.sampling.schemes.balls_in_bins import BallsInBins
 from dptrain.sampling.schemes.min_sep import MinSep
 from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.strategies import BandMF, Identity
-from tests.helpers.plain_means import estimate
+from tests.helpers.min_sep_losses import min_sep_means
 
 QUIET = MinSepImportance(seed=1, progress=False, threads=2)
 
@@ -39,7 +39,7 @@ def test_poisson_agrees_with_composition() -> None:
     grid = [0.5, 1.5, 3.0]
     truth = np.array([single.get_delta_for_epsilon(e) for e in grid])
     for each in (scheme, alike):
-        found = estimate(QUIET, mechanism(each, 0.8), grid)
+        found = min_sep_means(mechanism(each, 0.8), grid)
         worse = np.maximum(found.remove, found.add)
         error = np.maximum(found.remove_error, found.add_error)
         assert (abs(worse - truth) < 6 * error + 1e-5).all()  # 1e-5: their discretization
@@ -72,7 +72,7 @@ def test_balls_in_bins_agrees_with_simulation_in_bins() -> None:
         MinSep(probability=1.0, min_sep=bins, steps=bins * epochs, dataset_size=100),
     )
     for scheme in schemes:
-        found = estimate(QUIET, mechanism(scheme, sigma, *c), grid)
+        found = min_sep_means(mechanism(scheme, sigma, *c), grid)
         for direction in DIRECTIONS:
             mean, error = balls_in_bins_delta(c, bins, epochs, sigma, grid, direction == "remove")
             ours = getattr(found, direction)
@@ -87,7 +87,7 @@ def test_cold_start_protects_less_at_the_first_step() -> None:
     for warm, p in ((False, 0.5), (True, 0.2)):
         scheme = MinSep(probability=0.5, min_sep=4, steps=1, dataset_size=9, warm_start=warm)
         same = Poisson(probability=p, steps=1, dataset_size=9)
-        ours, theirs = (estimate(QUIET, mechanism(s, 1.0), [0.3]) for s in (scheme, same))
+        ours, theirs = (min_sep_means(mechanism(s, 1.0), [0.3]) for s in (scheme, same))
         assert abs(ours.remove - theirs.remove) < 6 * np.hypot(
             ours.remove_error, theirs.remove_error
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 
@@ -16,9 +15,8 @@ from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import availability, best_linear_loss, linear_loss
-from dptrain.accounting.min_sep.min_sep_losses import log_ratio
+from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
-from dptrain.accounting.min_sep.replicas import Replicas, largest_order
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.simulation import certificate_cache
 from dptrain.accounting.simulation.certificate import METHOD, STEP
@@ -74,40 +72,6 @@ def test_who_hardly_ever_takes_part_loses_nothing() -> None:
     assert curve.unamplified(0.01, np.array([0.0, 3.0])).max() <= 1.6e-8 * (1 + 1e-9)
     # Below that chance it is no excuse: who does take part is hardly protected.
     assert curve.unamplified(0.01, np.array([3.0]))[0] > 1.5e-8
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("order", [2, 3])
-def test_moment_equals_the_sum_over_all_tuples_of_patterns(law, order) -> None:
-    x, chance = patterns(law)
-    shifts = x @ strategy_matrix(law).T
-    gram = shifts @ shifts.T / 1.3**2
-    total = 0.0
-    for chosen in itertools.product(range(len(x)), repeat=order):
-        overlap = sum(gram[k, m] for k, m in itertools.combinations(chosen, 2))
-        total += float(np.prod(chance[list(chosen)])) * math.exp(overlap)
-    assert Replicas(law, 1.3, order).log_moment == pytest.approx(math.log(total), rel=1e-10)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_drawn_counts_have_the_tilted_law(law) -> None:
-    x, chance = patterns(law)
-    shifts = x @ strategy_matrix(law).T
-    weight = chance[:, None] * chance * np.exp(shifts @ shifts.T / 1.3**2)
-    weight /= weight.sum()
-    expected: dict[tuple[int, ...], float] = {}
-    for i, j in itertools.product(range(len(x)), repeat=2):
-        key = tuple(x[i] + x[j])
-        expected[key] = expected.get(key, 0.0) + weight[i, j]
-    size = 40_000
-    drawn = Replicas(law, 1.3, 2).draw(np.random.default_rng(5), size)
-    keys, seen = np.unique(drawn.T, axis=0, return_counts=True)
-    counts = {tuple(key): int(number) for key, number in zip(keys.tolist(), seen, strict=True)}
-    assert set(counts) <= set(expected)
-    for key, p in expected.items():
-        # 6 sigma, Bernstein's form for rare ones.
-        allowed = 6 * math.sqrt(size * p * (1 - p)) + 12
-        assert abs(counts.get(key, 0) - size * p) <= allowed, key
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -191,13 +155,6 @@ def test_false_claims_are_rare() -> None:
         for seed in range(100)
     )
     assert accepted <= 100 * 0.2 + 6 * math.sqrt(100 * 0.2 * 0.8)
-
-
-def test_largest_order_respects_memory_and_numbers() -> None:
-    wide = law_of([1.0], 0.1, 5000, 10_000, True)
-    assert largest_order(wide, 1.0) == 1
-    assert largest_order(AS_MIN_SEP, 1.0) == 8
-    assert largest_order(AS_MIN_SEP, 0.05) == 1
 
 
 def mechanism(sigma=2.0):

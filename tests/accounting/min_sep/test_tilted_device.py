@@ -14,7 +14,7 @@ from dptrain.accounting.min_sep import MinSepImportance, engine_torch, importanc
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.min_sep_losses import log_ratio
+from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from tests.accounting.min_sep import test_min_sep_bounds as bounds
@@ -155,15 +155,17 @@ def test_terms_of_the_add_direction_average_to_a_known_delta() -> None:
     check_mean(on_cpu(AS_MIN_SEP, 1.2).add(0.5), known.add[0], 0.05)
 
 
-def test_orders_that_compiled_code_does_not_draw_are_drawn_on_the_device() -> None:
-    known, tilted = PoissonPLD().profile(bounds.KNOWN, [6.0]), on_cpu(bounds.AS_MIN_SEP, 1.2)
-    assert tilted._best_order(6.0)[0] > 4
-    check_mean(tilted.remove(6.0), known.remove[0], 0.05)
-
-
-def test_plain_terms_are_drawn_on_the_device() -> None:
-    known = PoissonPLD().profile(bounds.KNOWN, [0.5])
-    check_mean(on_cpu(bounds.AS_MIN_SEP, 1.2)._plain(0.5), known.remove[0], 0.05)
+@needs_numba
+@pytest.mark.parametrize("engine", ["auto", "cuda"])
+@pytest.mark.parametrize(("epsilon", "many"), [(0.5, False), (6.0, True)])
+def test_terms_of_one_and_of_many_copies_average_to_a_known_delta(engine, epsilon, many) -> None:
+    known = PoissonPLD().profile(bounds.KNOWN, [epsilon])
+    tilted = TiltedMinSep(MinSepRenyiCurve(bounds.AS_MIN_SEP), 1.2, engine, device="cpu")
+    if not many:
+        tilted._orders = []  # as if none were affordable
+    order = tilted._best_order(epsilon)[0]
+    assert order > 4 if many else order == 1
+    check_mean(tilted.remove(epsilon), known.remove[0], 0.05)
 
 
 @needs_numba
@@ -182,11 +184,10 @@ def test_compiled_code_and_tensors_draw_from_one_law() -> None:
 def test_spoiled_samples_count_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     spoiled = np.array([math.nan, 0.1])
     monkeypatch.setattr(engine_torch, "tilted_losses", lambda *_, **__: spoiled)
-    for law, epsilon in ((AS_MIN_SEP, 1.0), (bounds.AS_MIN_SEP, 6.0)):  # compiled; Replicas
-        terms = on_cpu(law, 1.2).remove(epsilon)
-        drawn = terms.draw(np.random.default_rng(1), 2)
-        assert drawn[0] == terms.ceiling
-        assert drawn[1] < terms.ceiling
+    terms = on_cpu(AS_MIN_SEP, 1.2).remove(1.0)
+    drawn = terms.draw(np.random.default_rng(1), 2)
+    assert drawn[0] == terms.ceiling
+    assert drawn[1] < terms.ceiling
 
 
 @pytest.mark.slow
@@ -217,14 +218,16 @@ def test_drawing_without_a_gpu_is_refused_and_nothing_before() -> None:
     rng = np.random.default_rng(1)
     for law in (AS_MIN_SEP, bounds.AS_MIN_SEP):
         tilted = TiltedMinSep(MinSepRenyiCurve(law), 1.2, "cuda")
-        for terms in (tilted.remove(6.0), tilted.add(0.5), tilted._plain(1.0)):
+        for terms in (tilted.remove(6.0), tilted.add(0.5), tilted.remove(1.0)):
             assert 0.0 < terms.ceiling <= 1.0
             with pytest.raises(ValueError, match=WITHOUT_GPU):
                 terms.draw(rng, 8)
 
 
-def test_drawing_without_numba_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["auto", "cuda"])
+def test_drawing_without_numba_is_refused(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "available", lambda: False)
-    terms = on_cpu(AS_MIN_SEP, 1.2).remove(1.0)
-    with pytest.raises(ValueError, match=r"engine='cuda'.*dptrain\[fast\].*engine='auto'"):
-        terms.draw(np.random.default_rng(1), 8)
+    tilted = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2, engine, device="cpu")
+    for terms in (tilted.remove(1.0), tilted.add(0.5))[: 1 if engine == "cuda" else 2]:
+        with pytest.raises(ValueError, match=r"dptrain\[fast\].*min-sep-renyi"):
+            terms.draw(np.random.default_rng(1), 8)

@@ -9,19 +9,18 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep import engine_compiled as compiled
-from dptrain.accounting.min_sep import importance_terms
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.min_sep_losses import log_ratio
-from dptrain.accounting.min_sep.moments import tilted
-from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns, engine
+from dptrain.accounting.min_sep.moments import log_moment, tilted
+from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns
+from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
 from tests.accounting.min_sep.test_min_sep_bounds import patterns, strategy_matrix
+from tests.accounting.min_sep.test_min_sep_engines import dense, replayed, source
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
 SIGMA = 1.3
@@ -58,13 +57,13 @@ def by_counts(law: MinSepLaw, order: int) -> tuple[dict[tuple[int, ...], float],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(LAWS))
 def test_compiled_draws_have_the_tilted_law(name: str, order: int) -> None:
     law, size = LAWS[name], 20_000
-    expected, log_moment = by_counts(law, order)
+    expected, truth = by_counts(law, order)
     drawing = TiltedPatterns(law, SIGMA, order)
-    assert drawing.log_moment == pytest.approx(log_moment, rel=1e-11, abs=1e-13)
+    assert drawing.log_moment == pytest.approx(truth, rel=1e-11, abs=1e-13)
     drawn = drawing.counts(np.random.default_rng(order), size)
     keys, seen = np.unique(drawn.T, axis=0, return_counts=True)
     counts = {tuple(key): int(number) for key, number in zip(keys.tolist(), seen, strict=True)}
@@ -74,16 +73,24 @@ def test_compiled_draws_have_the_tilted_law(name: str, order: int) -> None:
         assert abs(counts.get(key, 0) - size * p) <= 6 * math.sqrt(size * p * (1 - p)) + 12, key
 
 
-def test_four_copies_have_their_moment_and_law() -> None:
-    law = make_law([0.8, 0.5], 0.25, 2, 4)
-    expected, log_moment = by_counts(law, 4)
-    drawing = TiltedPatterns(law, SIGMA, 4)
-    assert drawing.log_moment == pytest.approx(log_moment, rel=1e-11)
+@pytest.mark.parametrize("order", [4, 5, 6])
+def test_many_copies_have_their_moment_and_law(order: int) -> None:
+    law = make_law([0.8, 0.5], 0.25, 2, 4 if order == 4 else 3)
+    expected, truth = by_counts(law, order)
+    drawing = TiltedPatterns(law, SIGMA, order)
+    assert drawing.log_moment == pytest.approx(truth, rel=1e-11)
     drawn = drawing.counts(np.random.default_rng(1), 20_000)
     for step in range(law.steps):
         p = sum(weight * key[step] for key, weight in expected.items())
         square = sum(weight * key[step] ** 2 for key, weight in expected.items())
         assert abs(drawn[step].mean() - p) <= 6 * math.sqrt((square - p**2) / 20_000)
+
+
+@pytest.mark.parametrize("order", [5, 8])
+def test_messages_of_many_copies_are_those_of_the_moment(order: int) -> None:
+    law = make_law([0.8, 0.5, 0.3], 0.2, 4, 40)
+    found = TiltedPatterns(law, 2.0, order).log_moment
+    assert found == pytest.approx(log_moment(law, 2.0, order), rel=1e-9)
 
 
 LONG = {
@@ -95,30 +102,12 @@ LONG = {
 
 @pytest.mark.parametrize("name", sorted(LONG))
 def test_losses_are_those_of_the_patterns_and_noise_drawn(name: str) -> None:
-    from dptrain.accounting.min_sep import engine_kernel as kernel
-
-    law, lanes = LONG[name], 128
+    law = LONG[name]
     drawing = TiltedPatterns(law, SIGMA, 3)
     assert drawing._levels.shape[0] < law.steps or name == "cold"  # stretches did settle
-    losses = drawing.losses(np.random.default_rng(3), lanes)[0]
-    # The same generators again, in numpy: y = C Σ x^k + σ z by a dense matrix.
-    rng = np.random.default_rng(3)
-    noise, events = compiled.generators(rng, 1, lanes)
-    times, counts = drawing._times(drawing._first(rng, lanes), events[0])
-    x = np.zeros((law.steps, lanes))
-    for lane in range(lanes):
-        np.add.at(x[:, lane], times[: counts[lane], lane], 1.0)
-    rows = max(kernel.ROWS, -(-law.bands // kernel.TILE) * kernel.TILE)
-    z, pair, spoiled = np.zeros((law.steps, lanes)), np.zeros(2 * lanes), np.zeros(lanes, np.int64)
-    for start in range(law.steps - rows, -rows, -rows):
-        first = max(0, -start)
-        for i in range(first - first % 2, rows, 2):
-            kernel.normals(noise[0], pair, spoiled)
-            for j in (0, 1):
-                if start + i + j >= 0:
-                    z[start + i + j] = pair.reshape(2, -1)[j]
-    matrix = sum(v * np.eye(law.steps, k=-k) for k, v in enumerate(law.coefficients))
-    exact = log_ratio(law, SIGMA, matrix @ x + SIGMA * z)
+    losses = drawing.losses(source(3), 128)[0]
+    x, z = replayed(drawing, 3)
+    exact = log_ratio(law, SIGMA, dense(law) @ x + SIGMA * z)
     reference = 1e-15 * law.steps * (1.0 + np.abs(exact))
     assert (np.abs(losses - exact) <= drawing.rounding + reference).all()
     assert drawing.rounding < 1e-7
@@ -145,7 +134,6 @@ AS_MIN_SEP = make_law([1.0], 0.05, 1, 80)
 
 @pytest.mark.parametrize("epsilon", [1.0, 6.0])
 def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon: float) -> None:
-    assert engine(AS_MIN_SEP) == "numba"
     known = float(PoissonPLD().profile(KNOWN, [epsilon]).remove[0])
     terms = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2).remove(epsilon)
     rng = np.random.default_rng(7)
@@ -156,17 +144,6 @@ def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon: fl
     error = drawn.std() / math.sqrt(drawn.size)
     assert error < 0.05 * known
     assert abs(drawn.mean() - known) <= 6 * error + 1e-4 * known  # 6 sigma and the PLD's grid
-
-
-def test_both_engines_draw_from_one_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    law, means = LONG["cold"], []
-    for which in ("numba", "numpy"):
-        monkeypatch.setattr(importance_terms, "engine", lambda *_, which=which: which)
-        terms = TiltedMinSep(MinSepRenyiCurve(law), 3.0).remove(4.0)
-        drawn = np.concatenate([terms.draw(np.random.default_rng(i), 2048) for i in range(8)])
-        means.append((drawn.mean(), drawn.var() / drawn.size))
-    (one, a), (two, b) = means
-    assert abs(one - two) <= 6 * math.sqrt(a + b)
 
 
 def test_messages_beyond_memory_leave_that_order_out(monkeypatch: pytest.MonkeyPatch) -> None:

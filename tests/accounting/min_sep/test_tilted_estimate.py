@@ -7,7 +7,7 @@ from dptrain import BallsInBins, BandMF, Identity, MatrixMechanism, MinSep, Pois
 from dptrain.accounting import calibrate
 from dptrain.accounting.losses import hockey_stick
 from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
-from dptrain.accounting.min_sep.min_sep_losses import sample_losses
+from tests.helpers.min_sep_losses import MinSepLosses
 
 DELTA = 5e-6
 
@@ -47,7 +47,7 @@ def test_tilting_leaves_the_mean():
     scheme = MinSep.for_batch_size(batch_size=10, dataset_size=200, min_sep=6, steps=60)
     mechanism = MatrixMechanism(scheme=scheme, strategy=BandMF(bands=6), noise_multiplier=1.0)
     law, sigma, epsilon = min_sep_law(mechanism), 1.0, 2.0
-    losses = sample_losses(law, [sigma], "remove", np.random.default_rng(0), 40_000)[0]
+    losses = MinSepLosses(law).draw([sigma], "remove", np.random.default_rng(0), 40_000)[0]
     plain = hockey_stick(losses, epsilon)
     estimate = TiltedEstimate(epsilon, 1e-3, samples=40_000)
     for tilt in ((1.0, 1.0), (2.0, 1.0), (1.0, 1.5), (3.0, 1.3)):

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.min_sep_losses import log_ratio
+from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.accounting.min_sep.truncated import TruncatedMinSepImportance, TruncatedMinSepLosses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
@@ -81,7 +81,6 @@ class TestContract(AccountantContract):
         return MatrixMechanism(scheme=law, strategy=banded(1.0, 0.5, 0.2), noise_multiplier=1.5)
 
 
-@pytest.mark.parametrize("log_space", [True, False])
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
     ("p", "b", "coefficients", "steps"),
@@ -93,7 +92,7 @@ class TestContract(AccountantContract):
         (0.5, 9, [1.0, 0.5, 0.3, 0.3, 0.1], 3),
     ],
 )
-def test_ratio_by_enumeration(p, b, coefficients, steps, warm, log_space):
+def test_ratio_by_enumeration(p, b, coefficients, steps, warm):
     rng, sigma, largest = np.random.default_rng(3), 0.9, 3
     pair = losses(coefficients, p=p, b=b, steps=steps, largest=largest, warm=warm)
     matrix = toeplitz(coefficients, steps)
@@ -104,7 +103,7 @@ def test_ratio_by_enumeration(p, b, coefficients, steps, warm, log_space):
             y @ matrix.T, weights, outputs, sigma
         )
         numbers = np.repeat(np.asarray(others)[:, None], 20, axis=1)
-        found = pair.log_ratio(sigma, outputs.T, numbers, log_space=log_space)
+        found = pair.log_ratio(sigma, outputs.T, numbers)
         np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-11)
 
 

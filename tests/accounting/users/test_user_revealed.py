@@ -9,7 +9,6 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import account, accountants_for, calibrate, find_accountants
-from dptrain.accounting.min_sep import MinSepImportance
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.accounting.users.revealed_law import _DecayingWindow, revealed_law
@@ -24,7 +23,7 @@ from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BSR, BandMF, Dense, Identity
 from dptrain.strategies.trees.tree import TreeRestart
 from dptrain.testing import AccountantContract
-from tests.helpers.plain_means import estimate
+from tests.helpers.min_sep_losses import min_sep_means
 from tests.oracles.enumeration import toeplitz
 from tests.oracles.quadrature import gaussian_delta
 
@@ -220,8 +219,7 @@ def test_single_examples_against_the_amplified_estimate():
     n, b, p = 24, 4, 0.05
     both = mechanism(1, p, b, n, sigma=1.5, strategy=BSR(bands=3))
     alone = MinSep(probability=p, min_sep=b, dataset_size=1000, steps=n, warm_start=False)
-    amplified = estimate(
-        MinSepImportance(),
+    amplified = min_sep_means(
         MatrixMechanism(scheme=alone, strategy=BSR(bands=3), noise_multiplier=1.5),
         [0.5, 1.0],
         samples=100_000,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.min_sep_losses import LEAST_COMPILED_STEPS
 from dptrain.accounting.min_sep.moments.settled import chances_of
 from dptrain.core import Array, checks
 
-ORDERS = (2, 3, 4)  # whose states ``engine_kernel`` can number
 LEVEL_BYTES = 1 << 30
 START_BYTES = 64 << 20  # of weights of waits before the first step that are kept
 # Messages are called settled when in b steps in a row all of them grow by one factor, but for so
@@ -22,17 +19,6 @@ START_BYTES = 64 << 20  # of weights of waits before the first step that are kep
 # total variation; no more than rounding allows, and never less than _SETTLED.
 _UNSETTLED, _SETTLED, _AT_MOST = 1e-7, 2e-14, 1e-11
 _NEVER = -800.0  # below the logarithm of any uniform number drawn
-
-
-Asked = Literal["auto", "cuda"]
-
-
-def engine(law: MinSepLaw, asked: Asked = "auto") -> Literal["numba", "numpy", "cuda"]:
-    """The engine: compiled code, where it can be and where there are enough steps; or a GPU."""
-    if asked == "cuda":
-        return "cuda"
-    many = law.steps >= LEAST_COMPILED_STEPS
-    return "numba" if many and compiled.refusal(law) is None else "numpy"
 
 
 def states(law: MinSepLaw, order: int) -> int:
@@ -54,13 +40,13 @@ class TiltedPatterns:
     ``test_compiled_draws_have_the_tilted_law``). The messages of the backward program are kept for
     every step at which they have not settled.
 
-    ``order`` is α, one of ORDERS. Messages to be kept may take LEVEL_BYTES at most.
+    ``order`` is α ≥ 1; one copy is drawn from its own law. Messages to be kept may take LEVEL_BYTES
+    at most.
     """
 
     def __init__(self, law: MinSepLaw, sigma: float, order: int) -> None:
-        checks.invariant(
-            order in ORDERS, "the moment is of an order that the program does not cover"
-        )
+        checks.invariant(order >= 1, "the moment is of order 1 or higher")
+        checks.invariant(law.steps < 1 << 31, "the times of participation fit into 32 bits")
         self.law, self.sigma, self.order = law, sigma, order
         self._waits = _sorted_waits(law.min_sep, order)
         n = law.steps
@@ -244,18 +230,18 @@ class TiltedPatterns:
 
         blocks = -(-size // kernel.LANES)
         noise, events = compiled.generators(rng, blocks, kernel.LANES)
-        arguments = compiled.kernel_arguments(self.law, [self.sigma], ["remove"], copies=self.order)
+        arguments = compiled.kernel_arguments(self.law, self.sigma, copies=self.order)
         first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
-        found, out = np.empty(blocks * kernel.LANES), np.empty((1, 1, kernel.LANES))
-        weights = np.empty(blocks * kernel.LANES)
+        found, weights = np.empty((2, blocks * kernel.LANES))
         nothing = compiled.NOTHING_HELD
         for block in range(blocks):
             place = slice(block * kernel.LANES, (block + 1) * kernel.LANES)
             times, counts = self._times(first[block], events[block])
             weights[place] = self._weights(first[block], times, counts)
             spoiled = np.zeros(kernel.LANES, dtype=np.int64)
-            kernel.log_ratios(noise[block], times, counts, spoiled, *nothing, *arguments, out)
-            found[place] = out[0, 0]
+            kernel.log_ratios(
+                noise[block], times, counts, spoiled, *nothing, *arguments, found[place]
+            )
         return found[:size], weights[:size]
 
     @property

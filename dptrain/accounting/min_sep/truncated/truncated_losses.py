@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.recursion import make_recursion
+from dptrain.accounting.min_sep.recursion import column_products, log_mixture
 from dptrain.accounting.simulation.simulation import Direction, Simulation
 from dptrain.core import Array
 from dptrain.sampling import MinSep
@@ -60,7 +58,9 @@ class TruncatedMinSepLosses(Simulation):
     def __post_init__(self) -> None:
         scheme = self.scheme
         if scheme.max_batch_size is None:
-            raise ValueError("scheme: max_batch_size=None; without it the losses are MinSepLosses")
+            raise ValueError(
+                "scheme: max_batch_size=None; without it ask the accountants of whole batches"
+            )
         law = MinSepLaw(
             coefficients=self.coefficients,
             probability=scheme.probability,
@@ -111,21 +111,19 @@ class TruncatedMinSepLosses(Simulation):
         drawn, others = by_sample.T, counts.T
         full = others >= largest
         kept = full & drawn & (rng.random((law.steps, size)) * (others + 1) < largest)
-        mean_p = _correlate(law, _convolve(law, np.where(kept, 2.0, drawn & ~full)))
-        mean_q = _correlate(law, _convolve(law, np.where(kept, -1.0, 0.0)))
-        noise = _correlate(law, rng.standard_normal((law.steps, size)))
+        mean_p = column_products(law, _convolve(law, np.where(kept, 2.0, drawn & ~full)))
+        mean_q = column_products(law, _convolve(law, np.where(kept, -1.0, 0.0)))
+        noise = column_products(law, rng.standard_normal((law.steps, size)))
         means = {"remove": [mean_p], "add": [mean_q], "both": [mean_p, mean_q]}[direction]
         losses = np.empty((len(means), len(sigmas), size))
         for index, sigma in enumerate(sigmas):
             inner = np.stack([mean / sigma**2 + noise / sigma for mean in means], axis=1)
-            losses[:, index] = self._log_ratio(sigma, inner, others, log_space=None)
+            losses[:, index] = self._log_ratio(sigma, inner, others)
         if direction != "remove":
             losses[-1] *= -1.0
         return losses if direction == "both" else losses[0]
 
-    def log_ratio(
-        self, sigma: float, outputs: npt.ArrayLike, others: npt.ArrayLike, *, log_space: bool = True
-    ) -> Array:
+    def log_ratio(self, sigma: float, outputs: npt.ArrayLike, others: npt.ArrayLike) -> Array:
         """log P/Q of given outputs and numbers r_t of others drawn, both (steps, k): shape (k,).
 
         Raises:
@@ -137,12 +135,10 @@ class TruncatedMinSepLosses(Simulation):
                 f"outputs of shape {y.shape}, others of shape {r.shape}: expected "
                 f"({self.law.steps}, k) twice"
             )
-        inner = _correlate(self.law, y)[:, None, :] / sigma**2
-        return self._log_ratio(sigma, inner, r, log_space=log_space)[0]
+        inner = column_products(self.law, y)[:, None, :] / sigma**2
+        return self._log_ratio(sigma, inner, r)[0]
 
-    def _log_ratio(
-        self, sigma: float, inner: Array, others: npt.NDArray[np.int64], *, log_space: bool | None
-    ) -> Array:
+    def _log_ratio(self, sigma: float, inner: Array, others: npt.NDArray[np.int64]) -> Array:
         """log P/Q from u of shape (steps, directions, lanes), r of shape (steps, lanes)."""
         law, largest = self.law, self._largest
         steps, directions, lanes = inner.shape
@@ -157,18 +153,13 @@ class TruncatedMinSepLosses(Simulation):
             h, u = half_norms[rows][:, None], inner[rows, :, lane]
             exponents[rows, 0, :, lane] = np.logaddexp(log_cut, log_kept + 2.0 * u - 4.0 * h)
             exponents[rows, 1, :, lane] = np.logaddexp(log_cut, log_kept - u - h)
-        recursion = make_recursion(
+        ratios = log_mixture(
+            exponents,
+            np.zeros(steps),
             probability=law.probability,
             min_sep=law.min_sep,
             warm_start=law.warm_start,
-            lanes=2 * directions * lanes,
-            # Contributions are up to twice as large: exponents are within those of 2c.
-            norm=2.0 * math.sqrt(float(law.squared_norms[0])),
-            sigma=sigma,
-            log_space=log_space,
         )
-        recursion.consume(0, torch.from_numpy(exponents.reshape(steps, -1)), [0.0] * steps)
-        ratios = recursion.log_ratio(law.warm_start).reshape(2, directions, lanes)
         return np.asarray(ratios[0] - ratios[1])
 
 
@@ -180,18 +171,4 @@ def _convolve(law: MinSepLaw, x: Array) -> Array:
     for k, value in enumerate(law.coefficients):
         inside = rows + k < law.steps
         product[rows[inside] + k, lane[inside]] += value * values[inside]
-    return product
-
-
-def _correlate(law: MinSepLaw, y: Array) -> Array:
-    """C^T y: the inner products with the columns, for y of shape (steps, lanes)."""
-    size = law.block_rows
-    block = np.zeros((size, size + law.bands - 1))
-    for k, value in enumerate(law.coefficients):
-        block[np.arange(size), np.arange(size) + k] = value
-    product = np.empty(y.shape)
-    for first in range(0, law.steps, size):
-        rows = y[first : first + size + law.bands - 1]
-        last = min(first + size, law.steps)
-        np.matmul(block[: last - first, : len(rows)], rows, out=product[first:last])
     return product
