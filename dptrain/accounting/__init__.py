@@ -115,11 +115,9 @@ register_when_asked(
     ("dptrain.accounting.users", "RevealedDraws"),
     ("dptrain.accounting.unamplified", "UnsampledGaussian"),
     ("dptrain.accounting.min_sep", "MinSepRenyi"),
-    ("dptrain.accounting.min_sep", "TruncatedMinSepRenyi"),
     ("dptrain.accounting.balls_in_bins", "BallsInBinsImportance"),
     ("dptrain.accounting.min_sep", "MinSepImportance"),
     ("dptrain.contrib.accountants", "MinSepAnyMatrix"),
     ("dptrain.contrib.accountants", "AllocationImportance"),
-    ("dptrain.accounting.min_sep", "TruncatedMinSepImportance"),
     ("dptrain.accounting.users", "UserMinSepImportance"),
 )

@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 from dptrain.accounting import Accountant, Cost, accountant_named, accountants_for, find_accountants
 from dptrain.accounting.base import DeterministicAccountant, told_once
 from dptrain.accounting.min_sep import (
+    MinSepImportance,
     TiltedEstimate,
-    TruncatedMinSepImportance,
     min_sep_law,
     min_sep_refusal,
     often_cut,
@@ -212,7 +212,7 @@ class _Trials:
         target = self.question.delta  # certificates show nearly that
         # A cap under which whole batches answer is not met in a way that shows.
         probe = asked
-        if isinstance(states, TruncatedMinSepImportance) and not often_cut(asked):
+        if isinstance(states, MinSepImportance) and not often_cut(asked):
             probe = whole_batches(asked)
         if min_sep_refusal(probe) is None:
             fresh = TiltedEstimate(self.question.epsilon, target), None

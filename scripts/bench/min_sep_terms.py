@@ -16,8 +16,8 @@ import time
 import numpy as np
 
 from dptrain.accounting.min_sep import MinSepLaw
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.simulation import DIRECTIONS, default_threads
 from dptrain.accounting.simulation.simulation import chunks
 from dptrain.strategies import BandMF

@@ -35,7 +35,7 @@ from dptrain.accounting import (
 )
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.min_sep.law import min_sep_law
+from dptrain.accounting.min_sep.pair import min_sep_law
 from dptrain.accounting.min_sep.truncated import TruncatedMinSepLosses
 from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
 from dptrain.accounting.poisson.poisson import PoissonPLD
@@ -90,8 +90,8 @@ STRATEGIES = {"independent": Identity(), "bands": BSR(bands=3), "dense": SquareR
 ANSWERS = {
     "poisson-pld": Poisson | CyclicPoisson,
     "user-poisson-pld": UserCyclic,
-    "truncated-min-sep-importance": MinSep,
-    "truncated-min-sep-renyi": MinSep,
+    "min-sep-importance": MinSep,
+    "min-sep-renyi": MinSep,
     "gaussian": Scheme,
 }
 

@@ -7,9 +7,9 @@ import torch
 
 from dptrain import BandMF
 from dptrain.accounting.min_sep import engine_torch
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.poisson import PoissonPLD
 from tests.accounting.min_sep.test_min_sep_engines import LAWS, source, tensor_normals
 from tests.accounting.min_sep.test_tilted_device import (

@@ -92,7 +92,7 @@ def test_a_large_cut_is_no_cut() -> None:
     # Nearly never cut: Pr[Bin(29, 0.2) ≥ 25] is 1e-13.
     rare = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=25)
     equal(stated(mechanism(rare))["poisson-pld"], exact)
-    member = next(m for m in registered_accountants() if m.name == "truncated-min-sep-importance")
+    member = next(m for m in registered_accountants() if m.name == "min-sep-importance")
     law = MinSep(probability=0.2, min_sep=1, dataset_size=30, steps=9, max_batch_size=30)
     uncut = mechanism(law)
     found = seeded(member, 3).profile(uncut, EPSILONS)

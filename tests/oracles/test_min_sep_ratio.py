@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw
 from dptrain.accounting.simulation.verdicts import Rule, verify_points

@@ -1,22 +1,18 @@
 """Accountants of b-min-sep sampling."""
 
 from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.law import (
+from dptrain.accounting.min_sep.law import often_cut
+from dptrain.accounting.min_sep.pair import (
     MinSepLaw,
     min_sep_law,
     min_sep_refusal,
     participations,
+    whole_batches,
 )
 from dptrain.accounting.min_sep.recursion import log_mixture
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
-from dptrain.accounting.min_sep.truncated import (
-    FullBatches,
-    TruncatedMinSepImportance,
-    TruncatedMinSepRenyi,
-    often_cut,
-    whole_batches,
-)
+from dptrain.accounting.min_sep.truncated import FullBatches
 
 __all__ = [
     "FullBatches",
@@ -24,8 +20,6 @@ __all__ = [
     "MinSepLaw",
     "MinSepRenyi",
     "TiltedEstimate",
-    "TruncatedMinSepImportance",
-    "TruncatedMinSepRenyi",
     "log_mixture",
     "min_sep_law",
     "min_sep_refusal",

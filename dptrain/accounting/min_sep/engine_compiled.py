@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array
 
 LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48

@@ -18,7 +18,7 @@ from dptrain.accounting.min_sep.engine_compiled import (
     log_gauge,
     rounding_bound,
 )
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array
 
 LANES = 1 << 17  # a row's kernel then takes longer than its launch

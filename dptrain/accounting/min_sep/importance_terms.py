@@ -11,12 +11,12 @@ import numpy as np
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep import engine_torch as on_device
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.moments import affordable, settles
 from dptrain.accounting.min_sep.moments.settled import Settled, settle
 from dptrain.accounting.min_sep.moments.settled_draws import SettledPatterns
 from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns, fits, states
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.simulation.terms import OnDemand, WeightedTerms, below_linear_loss
 from dptrain.core import Array
 

@@ -1,218 +1,162 @@
-"""The pair of distributions of b-min-sep sampling, and draws of one example's participations."""
+"""The laws of b-min-sep sampling that are simulated: of whole batches, and of cut ones."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dptrain.accounting.base.accountant import truncation_refusal
-from dptrain.core import Array, checks
+from dptrain.accounting.base.curve import Curve
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
+from dptrain.accounting.min_sep.importance_terms import Asked, TiltedMinSep
+from dptrain.accounting.min_sep.pair import min_sep_law
+from dptrain.accounting.min_sep.truncated.curve import TruncatedMinSepCurve, truncated_curve
+from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
+from dptrain.accounting.min_sep.truncated.truncated_losses import TruncatedMinSepLosses
+from dptrain.accounting.simulation.law import PlainLaw, SimulatedLaw, TermsAtEpsilon, least_shown
+from dptrain.accounting.simulation.terms import WeightedTerms
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep, Poisson
+from dptrain.sampling import MinSep
 from dptrain.strategies.toeplitz import BandedToeplitz
 
-Indices = npt.NDArray[np.int64]
+# Work of the orders from whose bound sampling starts: a second of compiled code.
+_QUICK_WORK = 2 * 10**8
+# What a core draws in about a minute: rows of a sample, each of a few normals' cost and a
+# multiplication for every band.
+_MOST_ROWS, _ROW = 5e11, 100
+_MOST_SAMPLES = 10**8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MinSepLaw:
-    """The pair P = C x + N(0, σ²I), Q = N(0, σ²I) of b-min-sep sampling, σ left open.
+class WholeBatches(SimulatedLaw):
+    """A law whose bounds rest on those of whole batches: the orders that take no time first.
 
     Args:
-        coefficients: first column of the Toeplitz strategy C, shape (bands,), non-negative.
-        probability: p in (0, 1], chance to take part when not barred.
-        min_sep: b ≥ bands; after a participation the next b-1 steps are barred.
-        steps: n ≥ 1.
-        warm_start: whether the bar is stationary at the start (Dong & Ganesh 2026, Algorithm 2,
-            arXiv 2602.09338)
-            rather than absent (Algorithm 1).
-
-    Raises:
-        ValueError: if a value is out of range, or bands exceed min_sep (the recursion needs
-            participations that touch disjoint rows).
+        whole: the moments of whole batches.
+        asked: the engine that draws.
+        of: the curve that rests on such moments; by default they themselves.
     """
 
-    coefficients: Array
-    probability: float
-    min_sep: int
-    steps: int
-    warm_start: bool
-
-    def __post_init__(self) -> None:
-        c = np.array(self.coefficients, dtype=np.float64)
-        if c.ndim != 1 or c.size == 0 or not np.isfinite(c).all() or (c < 0).any() or not c.any():
-            raise ValueError("coefficients: expected a non-zero vector of finite values ≥ 0")
-        checks.probability("probability", self.probability)
-        checks.steps(self.steps)
-        if c.size > self.min_sep:
-            raise ValueError(
-                f"{c.size} bands with min_sep={self.min_sep}: bands must not exceed min_sep; "
-                "use fewer bands or a larger min_sep"
-            )
-        c = c[: self.steps]
-        c.setflags(write=False)
-        object.__setattr__(self, "coefficients", c)
+    def __init__(
+        self,
+        whole: MinSepRenyiCurve,
+        asked: Asked = "auto",
+        of: Callable[[MinSepRenyiCurve], Curve] = lambda whole: whole,
+    ) -> None:
+        quick = whole.up_to(_QUICK_WORK)
+        self.whole, self._curve, self._asked = whole, of(whole), asked
+        self._quick = self._curve if quick is whole else of(quick)
+        self._last: tuple[float, TiltedMinSep] | None = None
 
     @property
-    def bands(self) -> int:
-        """Number of coefficients that fit into n rows."""
-        return int(self.coefficients.size)
+    def curve(self) -> Curve:
+        """The curve of all affordable orders."""
+        return self._curve
 
-    @property
-    def squared_norms(self) -> Array:
-        """‖c_i‖² of every column, shape (steps,); the last bands-1 columns are cut at row n."""
-        cut = np.cumsum(self.coefficients**2)
-        rows_left = np.arange(self.steps, 0, -1)
-        return cut[np.minimum(rows_left, self.bands) - 1]
+    def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
+        """The least σ by the orders that take a second at most: samples start from there."""
+        return least_shown(self._quick, epsilon, delta, progress=progress)
 
-    @property
-    def sensitivity(self) -> float:
-        """max ‖Cx‖ over patterns: columns b apart are orthogonal and norms never grow with i."""
-        return math.sqrt(float(self.squared_norms[:: self.min_sep].sum()))
-
-    @property
-    def participation(self) -> float:
-        """Chance that an example takes part at all, rounded up: the total variation at most.
-
-        It bounds δ(ε) in both directions (docs/theory/min-sep.md#thm-participation;
-        ``test_who_hardly_ever_takes_part_loses_nothing``).
-        """
-        p, barred = self.probability, np.zeros(1)
-        weights = np.ones(1)
-        if self.warm_start and self.min_sep > 1:
-            # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
-            barred = np.arange(min(self.min_sep, self.steps), dtype=np.float64)
-            weights = np.where(barred == 0, 1.0, p) / (1.0 + (self.min_sep - 1) * p)
-        free = self.steps - barred
-        never = free * math.log1p(-p) if p < 1.0 else np.full(free.shape, -math.inf)
-        return min(float(weights @ -np.expm1(never)) * (1.0 + 1e-12), 1.0)
-
-    @property
-    def add_limit(self) -> float:
-        """The largest privacy loss of the add direction, -log Pr[x = 0], rounded up.
-
-        δ(ε) = 0 from there on (docs/theory/min-sep.md#thm-participation;
-        ``test_no_loss_of_the_add_direction_is_above_its_limit``).
-        """
-        took_part = self.participation
-        return -math.log1p(-took_part) * (1.0 + 1e-12) if took_part < 1.0 else math.inf
-
-    @functools.cached_property
-    def column_products(self) -> Array:
-        """[k, d] = Σ_{j<k} c_j c_{j+d}: of columns d apart, cut k rows into the later one."""
-        c, bands = self.coefficients, self.bands
-        products = np.zeros((bands + 1, bands))
-        for d in range(bands):
-            sums = np.cumsum(c[: bands - d] * c[d:])
-            products[1:, d] = sums[np.minimum(np.arange(bands), bands - d - 1)]
-        return products
-
-    def overlaps(self, step: int) -> Array:
-        """<c_t, c_{t-d}> of t = ``step``, d = 0..b-1; 0 for what was before the first step."""
-        products, seen = np.zeros(self.min_sep), min(self.bands, step + 1)
-        products[:seen] = self.column_products[min(self.bands, self.steps - step), :seen]
-        return products
+    def better_sigma(
+        self, sigma: float, epsilon: float, delta: float, *, progress: bool
+    ) -> float | None:
+        """A better σ by all affordable orders."""
+        if self._quick is self._curve or self._curve.epsilon(sigma, delta) > epsilon:
+            return None
+        return least_shown(self._curve, epsilon, delta, progress=progress, start=sigma)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready value of everything the losses depend on, except σ."""
+        """The law of whole batches, and the engine that draws."""
+        # A seed means other draws in another one.
+        engine = "numba" if self._asked == "auto" else self._asked
+        return {**self.whole.law.to_dict(), "engine": engine}
+
+    @property
+    def most_samples(self) -> int:
+        """Number of samples that take minutes."""
+        law = self.whole.law
+        return min(_MOST_SAMPLES, int(_MOST_ROWS / (law.steps * (_ROW + law.bands))))
+
+    def terms(self, sigma: float) -> TermsAtEpsilon:
+        """The terms of whole batches."""
+        return self.at(sigma).both
+
+    def at(self, sigma: float) -> TiltedMinSep:
+        """The terms of whole batches at σ, the last ones kept."""
+        # One at a time: its messages may take a gigabyte.
+        if self._last is None or self._last[0] != sigma:
+            self._last = None
+            self._last = sigma, TiltedMinSep(self.whole, sigma, self._asked)
+        return self._last[1]
+
+
+class RarelyCut(WholeBatches):
+    """The terms of whole batches, each larger by what cutting them costs at most."""
+
+    def __init__(self, scheme: MinSep, curve: TruncatedMinSepCurve, asked: Asked = "auto") -> None:
+        super().__init__(
+            curve.whole, asked, of=lambda whole: dataclasses.replace(curve, whole=whole)
+        )
+        self._scheme, self._cut = scheme, curve
+
+    def to_dict(self) -> dict[str, Any]:
+        """The law of whole batches, and the cap."""
         return {
-            "coefficients": self.coefficients.tolist(),
-            "probability": self.probability,
-            "min_sep": self.min_sep,
-            "steps": self.steps,
-            "warm_start": self.warm_start,
+            **super().to_dict(),
+            "dataset_size": self._scheme.dataset_size,
+            "max_batch_size": self._scheme.max_batch_size,
         }
 
     @property
-    def block_rows(self) -> int:
-        """Rows of the sliding products computed by one matrix product."""
-        return max(16, self.bands)
+    def most_samples(self) -> int:
+        """Number of samples that take minutes."""
+        return _MOST_SAMPLES
+
+    def terms(self, sigma: float) -> TermsAtEpsilon:
+        """The terms of whole batches, raised."""
+        whole = self.at(sigma)
+
+        def both(epsilon: float) -> dict[str, WeightedTerms]:
+            remove, add = self._cut.losses(sigma, np.array([epsilon]))
+            return {
+                "remove": _raised(whole.remove(epsilon), float(remove[0])),
+                "add": _raised(whole.add(epsilon), float(add[0])),
+            }
+
+        return both
 
 
-def participations(law: MinSepLaw, rng: np.random.Generator, size: int) -> tuple[Indices, Indices]:
-    """Participation times of ``size`` examples, drawn by their gaps.
+def _raised(terms: WeightedTerms, loss: float) -> WeightedTerms:
+    """Terms that are larger by a constant."""
 
-    Returns:
-        (times, lanes): one entry per participation, times ascending.
-    """
-    start: npt.NDArray[np.float64] = np.zeros(size)
-    if law.warm_start and law.min_sep > 1:
-        # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
-        u = rng.random(size) * (1.0 + (law.min_sep - 1) * law.probability)
-        start = np.where(
-            u < 1.0, 0.0, np.minimum(1.0 + (u - 1.0) // law.probability, law.min_sep - 1)
-        )
-    rate = -math.log1p(-law.probability) if law.probability < 1.0 else math.inf
-    # numpy sorts 16-bit keys by radix, eight times faster than wider ones.
-    key = np.uint16 if law.steps < 1 << 16 else np.int64
-    found, at = [np.empty(0, dtype=key)], start
-    while True:
-        # floor(Exp/rate) is geometric on 0, 1, …: Pr[> k] = e^{-rate (k+1)} = (1-p)^{k+1}.
-        at = at + np.floor(rng.standard_exponential(size) / rate)
-        if at.min(initial=law.steps) >= law.steps:
-            break
-        found.append(np.minimum(at, law.steps).astype(key))
-        at = at + law.min_sep
-    # Time n stands for "none left" and is sorted to the end.
-    keys = np.concatenate(found)
-    order = np.argsort(keys, kind="stable")[: np.count_nonzero(keys < law.steps)]
-    return keys[order].astype(np.int64), order % size
+    def draw(rng: np.random.Generator, size: int) -> Array:
+        return terms.draw(rng, size) + loss
+
+    return WeightedTerms(terms.ceiling + loss, terms.lanes, draw)
 
 
-def min_sep_refusal(mechanism: MatrixMechanism) -> str | None:
-    """``None`` for MinSep, BallsInBins, Poisson, not cut, with a banded Toeplitz C, bands ≤ b."""
-    if reason := truncation_refusal(mechanism.scheme):
-        return reason
-    if not isinstance(mechanism.scheme, MinSep | BallsInBins | Poisson):
-        name = type(mechanism.scheme).__name__
-        return f"{name} sampling is not b-min-sep, balls-in-bins or Poisson"
-    return banded_refusal(mechanism)
+def simulated_law(mechanism: MatrixMechanism, asked: Asked) -> SimulatedLaw:
+    """The law of a mechanism that ``covered_refusal`` does not refuse.
 
-
-def banded_refusal(mechanism: MatrixMechanism) -> str | None:
-    """``None`` for a banded Toeplitz C with bands ≤ b."""
-    scheme, strategy = mechanism.scheme, mechanism.strategy
-    if not isinstance(strategy, BandedToeplitz):
-        return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
-    if strategy.bands > scheme.min_sep:
-        return (
-            f"{strategy.bands} bands exceed the minimum separation b = {scheme.min_sep}; "
-            "use at most b bands"
-        )
-    return None
-
-
-def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
-    """The law of a mechanism that ``min_sep_refusal`` does not refuse.
-
-    Two further schemes have the law of b-min-sep sampling for one example, which is all that the
-    pair (P, Q) depends on:
-
-    * ``BallsInBins(b)`` is MinSep(p = 1, warm start): the warm start is available with weight 1 or
-      barred for s = 1..b-1 steps with weight p = 1 each, so the first participation is uniform on
-      the first b steps, and with p = 1 the example returns exactly every b steps.
-    * ``Poisson(p)`` is MinSep(b = 1): nothing is ever barred. (With one band, composition is
-      sharper and quicker.)
+    Whole batches; where ``max_batch_size`` is rarely reached, these and what cutting them costs;
+    where it often is, the pair of cut batches.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
+    if scheme.max_batch_size is None:
+        return WholeBatches(MinSepRenyiCurve(min_sep_law(mechanism)), asked)
+    assert isinstance(scheme, MinSep)
+    if not often_cut(mechanism):
+        return RarelyCut(scheme, truncated_curve(mechanism), asked)
     assert isinstance(strategy, BandedToeplitz)
-    checks.invariant(
-        scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
-    )
-    probability, warm_start = 1.0, True
-    if isinstance(scheme, MinSep):
-        probability, warm_start = scheme.probability, scheme.warm_start
-    elif isinstance(scheme, Poisson):
-        probability = scheme.probability
-    return MinSepLaw(
-        coefficients=strategy.first_column(scheme.steps),
-        probability=probability,
-        min_sep=scheme.min_sep,
-        steps=scheme.steps,
-        warm_start=warm_start,
-    )
+    return PlainLaw(TruncatedMinSepLosses(scheme, strategy.first_column(scheme.steps)))
+
+
+def often_cut(mechanism: MatrixMechanism) -> bool:
+    """True if full batches are met so often that the pair of cut batches shows more."""
+    scheme = mechanism.scheme
+    if scheme.max_batch_size is None:
+        return False
+    assert isinstance(scheme, MinSep)
+    return FullBatches.of(scheme).drawn * scheme.dataset_size > 1.0

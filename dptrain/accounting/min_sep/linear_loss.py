@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.signal import lfilter, oaconvolve
 
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.renyi.curve import log_delta_gaussian_loss
 from dptrain.core import Array, checks
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array
 
 

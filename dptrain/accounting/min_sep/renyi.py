@@ -2,126 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable
-from typing import ClassVar
-
-import numpy as np
-
 from dptrain.accounting.base.accountant import Cost
-from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep.law import MinSepLaw, min_sep_law, min_sep_refusal
-from dptrain.accounting.min_sep.linear_loss import best_linear_loss
-from dptrain.accounting.min_sep.moments import affordable, bounded_by, log_moment
-from dptrain.accounting.renyi.bins import RenyiOrders
-from dptrain.accounting.renyi.curve import RenyiCurve
-from dptrain.core import Array, Kind
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve, orders_refusal
+from dptrain.accounting.min_sep.pair import covered_refusal, min_sep_law, whole_batches
+from dptrain.accounting.min_sep.truncated.curve import truncated_curve
+from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
-
-
-@dataclasses.dataclass(frozen=True)
-class MinSepRenyiCurve(RenyiCurve):
-    """Remove: R_α = log E_Q[(P/Q)^α]/(α-1) of the affordable α; add: ``LinearLoss``.
-
-    Both: the Gaussian mechanism without amplification, and the chance of taking part at all.
-
-    Attributes:
-        most_work: values of the moments' program that an order may take; by default its limit.
-    """
-
-    law: MinSepLaw
-    most_work: int | None = None
-    _orders: dict[tuple[float, int], float] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    add_bound: ClassVar[str] = "Jensen's inequality at the best of other sampling rates"
-
-    def up_to(self, most_work: int) -> MinSepRenyiCurve:
-        """The curve of the orders that take no more work, or itself if there are no others.
-
-        Both remember the same moments.
-        """
-        if (
-            affordable(self.law, math.inf, most_work).largest
-            == affordable(self.law, math.inf).largest
-        ):
-            return self
-        found = dataclasses.replace(self, most_work=most_work)
-        object.__setattr__(found, "_orders", self._orders)
-        return found
-
-    def log_moment(self, sigma: float, order: int) -> float:
-        """log E_Q[(P/Q)^α], rounded up; remembered."""
-        key = (sigma, order)
-        if key not in self._orders:
-            self._orders[key] = log_moment(self.law, sigma, order, progress=True)
-        return self._orders[key]
-
-    def orders(
-        self,
-        sigma: float,
-        convert: Callable[[Array], tuple[float, float]],
-        enough: float = -math.inf,
-    ) -> RenyiOrders:
-        """Divergences up to the order at which a further one stops helping, or memory ends."""
-        divergence = np.full(3, math.inf)
-        largest = affordable(self.law, sigma, self.most_work).largest
-        for order in range(2, largest + 1):
-            if order > 2:
-                divergence = np.append(divergence, math.inf)
-            divergence[order] = self.log_moment(sigma, order) / (order - 1)
-            value, best = convert(divergence)
-            if best < order or value <= enough:
-                break
-        return RenyiOrders(divergence, np.ones(divergence.size, dtype=np.int64), largest)
-
-    def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
-        """The best ``LinearLoss`` at each ε; δ = 0 from the largest loss on."""
-        found = np.full(epsilon.shape, -math.inf)
-        for i in np.flatnonzero(epsilon < self.law.add_limit):
-            at = epsilon[i : i + 1]
-            found[i] = best_linear_loss(self.law, sigma, float(at[0])).log_delta(at)[0]
-        return found
-
-    def unamplified(self, sigma: float, epsilon: Array) -> Array:
-        """δ(ε) without amplification; whoever never takes part loses nothing."""
-        return np.minimum(gaussian.delta(epsilon, self.sensitivity / sigma), self.law.participation)
-
-    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
-        """ε (remove, add), each by its best bound."""
-        if self.law.participation <= delta:
-            return 0.0, 0.0
-        return super().epsilons(sigma, delta)
-
-    def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε of the two directions; costs less than both."""
-        return 0.0 if self.law.participation <= delta else super().epsilon(sigma, delta)
-
-    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """ε per direction, which bound gave the remove direction, and what limits its orders."""
-        if self.law.participation <= delta:
-            return (f"an example takes part with a chance of {self.law.participation:.3g} at most",)
-        return (*super().notes(sigma, delta), f"Rényi {affordable(self.law, sigma).reason}")
-
-    @property
-    def sensitivity(self) -> float:
-        """max ‖Cx‖."""
-        return self.law.sensitivity
-
-    def describe(self, orders: RenyiOrders, best: int) -> str:
-        """A remark that it is the divergence itself, or on what bounds it."""
-        bound = bounded_by(self.law, best)
-        return "(exact)" if bound is None else f"(by {bound})"
-
-
-def orders_refusal(law: MinSepLaw) -> str | None:
-    """The reason why not even order 2 is affordable at any σ, and what to do; ``None`` if it is."""
-    found = affordable(law, math.inf)
-    if found.largest < 2:
-        return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
-    return None
 
 
 class MinSepRenyi(DeterministicAccountant):
@@ -134,15 +21,23 @@ class MinSepRenyi(DeterministicAccountant):
     ``LinearLoss`` (``test_deterministic_bounds_are_above_a_known_profile``). Larger orders need
     more states than memory holds (C(b+α-2, α-1) a level), so at a small ε this is loose and the
     accountants that simulate are better.
+
+    Where ``MinSep`` has a ``max_batch_size`` (under zero-out), δ grows by what an example that
+    meets a full batch may lose (docs/theory/min-sep.md#thm-min-sep-cut): nothing that shows at a
+    cap that is rarely reached, too much at one near the mean.
     """
 
     name = "min-sep-renyi"
     display = "b-min-sep Rényi"
+    formerly = ("truncated-min-sep-renyi",)
     kind = Kind.UPPER_BOUND
+    truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuse as the Monte Carlo accountant does; and separations too large even for order 2."""
-        return min_sep_refusal(mechanism) or orders_refusal(min_sep_law(mechanism))
+        """Refuse as the simulating accountant does; and separations too large even for order 2."""
+        if reason := covered_refusal(mechanism):
+            return reason
+        return orders_refusal(min_sep_law(whole_batches(mechanism)))
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Answer by name only, as simulation is tighter."""
@@ -152,6 +47,8 @@ class MinSepRenyi(DeterministicAccountant):
         """Seconds: a program over the states for each order."""
         return Cost.SECONDS
 
-    def curve(self, mechanism: MatrixMechanism) -> MinSepRenyiCurve:
-        """The curve of the law."""
-        return MinSepRenyiCurve(min_sep_law(mechanism))
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The curve of the law, and of its full batches where they are cut."""
+        if mechanism.scheme.max_batch_size is None:
+            return MinSepRenyiCurve(min_sep_law(mechanism))
+        return truncated_curve(mechanism)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from dptrain.accounting.losses import gaussian, hockey_stick
-from dptrain.accounting.min_sep.law import MinSepLaw, participations
+from dptrain.accounting.min_sep.pair import MinSepLaw, participations
 from dptrain.accounting.min_sep.recursion import log_ratio
 from dptrain.accounting.simulation.simulation import chunks, default_threads
 from dptrain.core import Array

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.min_sep import engine_compiled as compiled
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from tests.accounting.min_sep.test_min_sep_engines import compiled_normals
 from tests.accounting.min_sep.test_tilted_draws import AS_MIN_SEP, KNOWN, LONG, SIGMA

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.min_sep import importance
+from dptrain.accounting.min_sep import law as laws
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import availability, best_linear_loss, linear_loss
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
+from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.simulation import certificate_cache
 from dptrain.accounting.simulation.certificate import METHOD, STEP
@@ -336,7 +337,7 @@ def test_dear_orders_are_asked_where_samples_did_not_better_them(monkeypatch) ->
     """Order 2 alone is quick here and nothing may be drawn: all orders count in the end."""
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40)
     few = MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=1.0)
-    monkeypatch.setattr(importance, "_QUICK_WORK", 40 * 4)
+    monkeypatch.setattr(laws, "_QUICK_WORK", 40 * 4)
     asked = MinSepImportance(max_samples=1, seed=1, progress=False)
     found = asked.calibrate(few, epsilon=6.0, delta=1e-6)
     needed = MinSepRenyi().calibrate(few, epsilon=6.0, delta=1e-6).noise_multiplier

@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 from dptrain.accounting.min_sep import engine_compiled, engine_torch
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
 
 compiled = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")

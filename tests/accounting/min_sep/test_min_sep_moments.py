@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.min_sep import moments
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.moments import kernel, program
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from tests.oracles import enumeration
 
 COMPILED = [

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import find_accountants
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.moments import affordable, periodic, program
 from dptrain.accounting.min_sep.moments.states import state_count
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep.law import MinSepLaw, participations
+from dptrain.accounting.min_sep.pair import MinSepLaw, participations
 from dptrain.accounting.min_sep.recursion import log_ratio
 
 COEFFICIENTS = {

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.min_sep import importance_terms, moments
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments import kernel, program, settled
 from dptrain.accounting.min_sep.moments.settled import settle
 from dptrain.accounting.min_sep.moments.settled_draws import SettledPatterns
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from tests.accounting.min_sep.test_min_sep_moments import by_tuples, law_of, patterns, shifts_of
 from tests.accounting.min_sep.test_tilted_draws import AS_MIN_SEP, KNOWN
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.accounting.min_sep import MinSepImportance, engine_torch, importance
+from dptrain.accounting.min_sep import MinSepImportance, engine_torch
 from dptrain.accounting.min_sep import engine_compiled as compiled
+from dptrain.accounting.min_sep import law as laws
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from tests.accounting.min_sep import test_min_sep_bounds as bounds
 from tests.accounting.min_sep.test_held_direction import held
@@ -198,7 +199,7 @@ def test_a_certificate_names_the_engine_and_is_read_without_a_gpu(
     accountant = MinSepImportance(engine="cuda", seed=1, progress=False, cache=tmp_path)
     with monkeypatch.context() as patch:
         stand_in = functools.partial(TiltedMinSep, device="cpu")
-        patch.setattr(importance, "TiltedMinSep", stand_in)
+        patch.setattr(laws, "TiltedMinSep", stand_in)
         found = accountant.calibrate(bounds.mechanism(), epsilon=1.0, delta=1e-5)
     assert found.certificate["law"]["engine"] == "cuda"
     assert any(row["remove"]["samples"] for row in found.certificate["grid"])

@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments import log_moment, tilted
 from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson

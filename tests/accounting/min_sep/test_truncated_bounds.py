@@ -11,18 +11,14 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from dptrain.accounting import account, calibrate, find_accountants
+from dptrain.accounting import account, accountant_named, calibrate, find_accountants
 from dptrain.accounting.base.accountant import Cost
-from dptrain.accounting.min_sep import importance
+from dptrain.accounting.min_sep import law as laws
 from dptrain.accounting.min_sep.importance import MinSepImportance
+from dptrain.accounting.min_sep.law import RarelyCut
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
-from dptrain.accounting.min_sep.truncated import (
-    FullBatches,
-    TruncatedMinSepImportance,
-    TruncatedMinSepRenyi,
-)
-from dptrain.accounting.min_sep.truncated.importance import RarelyCut
-from dptrain.accounting.min_sep.truncated.renyi import truncated_curve
+from dptrain.accounting.min_sep.truncated import FullBatches
+from dptrain.accounting.min_sep.truncated.curve import truncated_curve
 from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
@@ -100,7 +96,7 @@ def test_bounds_are_above_brute_force_over_everybodys_draws(seed):
     uncut = true_delta.of_patterns(law, matrix, mechanism.noise_multiplier)
     known = uncut.evidence(size=0, seed=0)
     exact = [[side.value(e) for e in EPSILONS] for side in (known.remove, known.add)]
-    profile = TruncatedMinSepRenyi().profile(mechanism, EPSILONS)
+    profile = MinSepRenyi().profile(mechanism, EPSILONS)
     for least, bound, claimed in zip(
         lower, stated(mechanism, *exact), (profile.remove, profile.add), strict=True
     ):
@@ -116,7 +112,7 @@ def test_bounds_are_above_longer_runs(seed):
     rng = np.random.default_rng([8, seed])
     mechanism = drawn_mechanism(rng, 3, 3 + seed % 2)
     lower = truth(mechanism, rng).lower(EPSILONS, size=60_000, seed=seed)
-    profile = TruncatedMinSepRenyi().profile(mechanism, EPSILONS)
+    profile = MinSepRenyi().profile(mechanism, EPSILONS)
     for least, claimed in zip(lower, (profile.remove, profile.add), strict=True):
         assert (claimed >= least).all()
 
@@ -244,13 +240,17 @@ def test_the_default_follows_from_how_often_batches_are_cut():
         (found,) = find_accountants(asked)
         return found.name
 
-    assert default(2048) == "truncated-min-sep-importance"
-    assert default(1850) == "truncated-min-sep-importance"
+    assert accountant_named("truncated-min-sep-importance") is accountant_named(
+        "min-sep-importance"
+    )
+    assert accountant_named("truncated-min-sep-renyi") is accountant_named("min-sep-renyi")
+    assert default(2048) == "min-sep-importance"
+    assert default(1850) == "min-sep-importance"
     asked = MatrixMechanism(
         scheme=production(1850), strategy=banded(1.0, 0.5), noise_multiplier=1.0
     )
-    assert TruncatedMinSepImportance().cost(asked) is Cost.HOURS
-    with pytest.raises(ValueError, match=r"larger max_batch_size.*truncated-min-sep-renyi"):
+    assert MinSepImportance().cost(asked) is Cost.HOURS
+    with pytest.raises(ValueError, match=r"larger max_batch_size.*min-sep-renyi"):
         calibrate(scheme=asked.scheme, strategy=asked.strategy, epsilon=10.0, delta=1.301e-8)
 
 
@@ -262,7 +262,7 @@ def small(largest=110, **options):
 
 def test_a_cap_of_the_whole_dataset_changes_nothing():
     asked = MatrixMechanism(scheme=small(1000), strategy=banded(1.0, 0.5), noise_multiplier=1.0)
-    ours, theirs = TruncatedMinSepRenyi(), MinSepRenyi()
+    ours, theirs = MinSepRenyi(), MinSepRenyi()
     found, expected = ours.profile(asked, EPSILONS), theirs.profile(whole(asked), EPSILONS)
     np.testing.assert_array_equal(found.remove, expected.remove)
     np.testing.assert_array_equal(found.add, expected.add)
@@ -291,11 +291,11 @@ def test_dear_orders_come_last_under_a_cap_too(monkeypatch):
     """Order 2 alone is quick here: the first σ is by that, the better one by all orders."""
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40, max_batch_size=120)
     asked = MatrixMechanism(scheme=scheme, strategy=banded(1.0, 0.5, 0.3), noise_multiplier=1.0)
-    monkeypatch.setattr(importance, "_QUICK_WORK", 40 * 4)
-    bounds = TruncatedMinSepImportance().law(asked)
+    monkeypatch.setattr(laws, "_QUICK_WORK", 40 * 4)
+    bounds = MinSepImportance().law(asked)
     quick = bounds.least_sigma(6.0, 1e-6, progress=False)
     better = bounds.better_sigma(quick, 6.0, 1e-6, progress=False)
-    needed = TruncatedMinSepRenyi().calibrate(asked, epsilon=6.0, delta=1e-6).noise_multiplier
+    needed = MinSepRenyi().calibrate(asked, epsilon=6.0, delta=1e-6).noise_multiplier
     assert needed < 0.9 * quick
     assert better == pytest.approx(needed, rel=2e-3)
     assert truncated_curve(asked).epsilon(quick, 1e-6) <= 6.0
@@ -322,10 +322,13 @@ def test_batches_that_are_never_cut_have_no_full_steps():
 
 
 def test_refusals_name_the_reason():
-    for member in (TruncatedMinSepRenyi(), TruncatedMinSepImportance()):
+    for member in (MinSepRenyi(), MinSepImportance()):
         for scheme, strategy, reason in (
-            (dataclasses.replace(small(), max_batch_size=None), banded(1.0), "max_batch_size"),
-            (Poisson(probability=0.1, dataset_size=9, steps=2), banded(1.0), "needs MinSep"),
+            (
+                Poisson(probability=0.1, dataset_size=9, steps=2, max_batch_size=4),
+                banded(1.0),
+                "max_batch_size",
+            ),
             (small(), Dense(matrix=np.eye(24)), "banded Toeplitz"),
             (small(), banded(1.0, 0.5, 0.4, 0.3, 0.2), "at most b bands"),
         ):
@@ -335,7 +338,7 @@ def test_refusals_name_the_reason():
         probability=1e-6, min_sep=10**6, dataset_size=1000, steps=10**6, max_batch_size=90
     )
     found = MatrixMechanism(scheme=wide, strategy=banded(1.0), noise_multiplier=1.0)
-    assert "smaller min_sep" in (TruncatedMinSepRenyi().refusal(found) or "")
+    assert "smaller min_sep" in (MinSepRenyi().refusal(found) or "")
 
 
 class TestRenyiContract(AccountantContract):
@@ -343,13 +346,13 @@ class TestRenyiContract(AccountantContract):
     deepest_delta = 1e-7
 
     def accountant(self):
-        return TruncatedMinSepRenyi()
+        return MinSepRenyi()
 
     def mechanism(self):
         return MatrixMechanism(scheme=small(), strategy=banded(1.0, 0.5), noise_multiplier=1.0)
 
     def refused_mechanism(self):
-        return whole(self.mechanism())
+        return dataclasses.replace(self.mechanism(), strategy=banded(1.0, 0.5, 0.4, 0.3, 0.2))
 
 
 class TestImportanceContract(AccountantContract):
@@ -358,20 +361,20 @@ class TestImportanceContract(AccountantContract):
     deepest_delta = 1e-6
 
     def accountant(self):
-        return TruncatedMinSepImportance(seed=11, progress=False)
+        return MinSepImportance(seed=11, progress=False)
 
     def mechanism(self):
         return MatrixMechanism(scheme=small(), strategy=banded(1.0, 0.5), noise_multiplier=1.0)
 
     def refused_mechanism(self):
-        return whole(self.mechanism())
+        return dataclasses.replace(self.mechanism(), strategy=banded(1.0, 0.5, 0.4, 0.3, 0.2))
 
 
 @pytest.mark.slow
 def test_a_cap_that_is_rarely_met_costs_hardly_any_noise():
     strategy = banded(1.0, 0.5)
     options = {"strategy": strategy, "epsilon": 1.0, "delta": 1e-5}
-    cut = calibrate(scheme=small(), accountant=TruncatedMinSepImportance(seed=1), **options)
+    cut = calibrate(scheme=small(), accountant=MinSepImportance(seed=1), **options)
     plain = calibrate(
         scheme=dataclasses.replace(small(), max_batch_size=None),
         accountant=MinSepImportance(seed=1),
@@ -384,7 +387,7 @@ def test_a_cap_that_is_rarely_met_costs_hardly_any_noise():
 
 def test_where_batches_are_often_cut_the_statement_says_what_to_do():
     asked = MatrixMechanism(scheme=small(60), strategy=banded(1.0, 0.5), noise_multiplier=1.0)
-    found = TruncatedMinSepRenyi().guarantee(asked, delta=1e-5)
+    found = MinSepRenyi().guarantee(asked, delta=1e-5)
     gaussian = account(asked, delta=1e-5, accountant="gaussian")
     assert found.epsilon <= gaussian.epsilon * (1 + 1e-6)
     assert any("a larger max_batch_size" in note for note in found.notes)

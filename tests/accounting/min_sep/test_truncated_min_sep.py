@@ -11,9 +11,10 @@ from scipy.special import logsumexp
 from scipy.stats import binom
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.importance import MinSepImportance
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_ratio
-from dptrain.accounting.min_sep.truncated import TruncatedMinSepImportance, TruncatedMinSepLosses
+from dptrain.accounting.min_sep.truncated import TruncatedMinSepLosses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BandMF, Dense
@@ -70,7 +71,7 @@ class TestContract(AccountantContract):
     deepest_delta = 2e-4
 
     def accountant(self):
-        return TruncatedMinSepImportance(seed=5, progress=False, profile_samples=30_000)
+        return MinSepImportance(seed=5, progress=False, profile_samples=30_000)
 
     def mechanism(self):
         law = scheme(p=0.2, b=2, size=300, steps=6, largest=55)
@@ -218,10 +219,8 @@ def test_vectors_are_no_worse_than_numbers():
 
 
 def test_refusals_name_the_reason():
-    member = TruncatedMinSepImportance()
-    plain = MinSep(probability=0.3, min_sep=2, dataset_size=12, steps=6)
+    member = MinSepImportance()
     for law, strategy, reason in (
-        (plain, banded(1.0), "max_batch_size"),
         (scheme(), Dense(matrix=np.eye(6)), "banded Toeplitz"),
         (scheme(b=1), banded(1.0, 0.5), "at most b bands"),
     ):

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array, checks
 
 ORDERS = (2, 3)

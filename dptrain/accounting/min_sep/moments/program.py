@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments import periodic, settled
 from dptrain.accounting.min_sep.moments.kernel import StepWeights, available
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array, checks
 
 # Memory of one order, in bytes, and work, in values (roughly 3e8 a second compiled, 3e7 plain).

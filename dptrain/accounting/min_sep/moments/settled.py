@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments.kernel import available
 from dptrain.accounting.min_sep.moments.states import state_count
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array, checks
 
 ORDERS = (2, 3, 4)  # whose states ``settled_kernel`` can number

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments.settled import Settled, chances_of, full_gram, settle
 from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.min_sep import engine_compiled as compiled
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments.settled import chances_of
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array, checks
 
 LEVEL_BYTES = 1 << 30

@@ -8,8 +8,8 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import availability
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array
 from dptrain.sampling import MinSep
 

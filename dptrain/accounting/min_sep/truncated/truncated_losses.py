@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import column_products, log_mixture
 from dptrain.accounting.simulation.simulation import Direction, Simulation
 from dptrain.core import Array

@@ -1,4 +1,4 @@
-"""Deterministic accountant for truncated b-min-sep sampling, by what is known of whole batches."""
+"""δ and ε of truncated b-min-sep sampling, by what is known of whole batches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import math
 
 import numpy as np
 
-from dptrain.accounting.base.accountant import Cost
-from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
-from dptrain.accounting.min_sep.law import banded_refusal, min_sep_law
+from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.moments import affordable
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve, orders_refusal
+from dptrain.accounting.min_sep.pair import min_sep_law, whole_batches
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
-from dptrain.core import Array, Kind
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 
@@ -127,62 +126,13 @@ class TruncatedMinSepCurve(Curve):
         return (
             f"an example meets a full batch {self.batches.drawn:.3g} times on average; uncut "
             f"batches would have ε = {whole:.6g}: a larger max_batch_size costs less noise, and "
-            "truncated-min-sep-importance may show less by simulation",
+            "min-sep-importance may show less by simulation",
         )
 
 
-def truncated_refusal(mechanism: MatrixMechanism) -> str | None:
-    """``None`` for MinSep with a largest batch and a banded Toeplitz C, bands ≤ b."""
-    scheme = mechanism.scheme
-    if not isinstance(scheme, MinSep):
-        return f"it needs MinSep sampling, the scheme is {type(scheme).__name__}"
-    if scheme.max_batch_size is None:
-        return "it needs max_batch_size; without it ask the accountants of b-min-sep sampling"
-    return banded_refusal(mechanism)
-
-
-def whole_batches(mechanism: MatrixMechanism) -> MatrixMechanism:
-    """The same mechanism without a cap."""
-    scheme = mechanism.scheme
-    assert isinstance(scheme, MinSep)
-    return dataclasses.replace(mechanism, scheme=dataclasses.replace(scheme, max_batch_size=None))
-
-
 def truncated_curve(mechanism: MatrixMechanism) -> TruncatedMinSepCurve:
-    """The deterministic bounds of a mechanism that ``truncated_refusal`` does not refuse."""
+    """The deterministic bounds of a mechanism that is not refused and whose batches are cut."""
     scheme = mechanism.scheme
     assert isinstance(scheme, MinSep)
     whole = MinSepRenyiCurve(min_sep_law(whole_batches(mechanism)))
     return TruncatedMinSepCurve(whole, FullBatches.of(scheme))
-
-
-class TruncatedMinSepRenyi(DeterministicAccountant):
-    """``MinSepRenyi`` for ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ b.
-
-    To δ is added what an example that meets a full batch may lose
-    (docs/theory/min-sep.md#thm-min-sep-cut): nothing that shows at a cap that is rarely reached,
-    too much at one near the mean.
-    """
-
-    name = "truncated-min-sep-renyi"
-    display = "truncated b-min-sep Rényi"
-    kind = Kind.UPPER_BOUND
-    truncation = True
-
-    def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuse as the simulating accountant does; and separations too large even for order 2."""
-        if reason := truncated_refusal(mechanism):
-            return reason
-        return orders_refusal(min_sep_law(whole_batches(mechanism)))
-
-    def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Answer by name only, as simulation is tighter."""
-        return "the simulated bound is tighter; ask for it by name where nothing may be simulated"
-
-    def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Seconds: a program over the states for each order."""
-        return Cost.SECONDS
-
-    def curve(self, mechanism: MatrixMechanism) -> TruncatedMinSepCurve:
-        """The curve of the law and of its full batches."""
-        return truncated_curve(mechanism)
