@@ -48,7 +48,7 @@ from dptrain import (
 )
 from dptrain.auditing import CanaryAudit, StatedCurve, audit_canaries, game_of, run_canaries
 from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
-from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter, PLDFilter, RenyiFilter
+from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter, RenyiFilter
 from dptrain.sampling import Scheme, Shuffled
 from dptrain.strategies import (
     BISR,
@@ -119,7 +119,6 @@ FILTERS: dict[str, IndividualFilter | None] = {
     "GDPFilter": GDPFilter(**_BUDGET),
     "GDPOdometer": GDPOdometer(increments=(0.7, 0.3), target_delta=DELTA, max_steps=STEPS),
     "RenyiFilter": RenyiFilter(**_BUDGET),
-    "PLDFilter": PLDFilter(**_BUDGET),
 }
 AXES: dict[str, dict[str, Any]] = {
     "scheme": SCHEMES,

@@ -84,7 +84,7 @@ from dptrain import (
     calibrate,
 )
 from dptrain.accounting import Accountant
-from dptrain.individual import GDPFilter, GDPOdometer, PLDFilter, RenyiFilter
+from dptrain.individual import GDPFilter, GDPOdometer, RenyiFilter
 from dptrain.noise import noise_stream
 from dptrain.sampling import Scheme
 from dptrain.strategies import DenseWorkload, MomentumSGD, Strategy
@@ -705,9 +705,6 @@ def runs() -> dict[str, Run]:
         ),
         "individual Rényi filter": Run(
             options={"individual": RenyiFilter(target_epsilon=4.0, **budget)}, **hooks
-        ),
-        "individual PLD filter": Run(
-            options={"individual": PLDFilter(target_epsilon=4.0, **budget)}, **hooks
         ),
     }
     return found

@@ -4,8 +4,7 @@
 
 - ``GDPFilter``: full batches, ``Poisson(probability=1, ...)``; proven;
 - ``GDPOdometer``: the same with a budget that grows round by round;
-- ``RenyiFilter``: any Poisson rate; proven;
-- ``PLDFilter``: any Poisson rate; an estimate.
+- ``RenyiFilter``: any Poisson rate; proven.
 
 ``private.guarantee()`` states what holds for every example and may be published. What each example
 has spent is private data and comes on request only: ``IndividualReport.of(private)`` has
@@ -13,7 +12,7 @@ has spent is private data and comes on request only: ``IndividualReport.of(priva
 marked as not for release.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dptrain._on_demand import names_of
 from dptrain.individual.filter import IndividualFilter
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
         GDPOdometer,
         GDPRecord,
         OdometerRecord,
-        PLDFilter,
-        PLDRecord,
         RenyiFilter,
         RenyiRecord,
-        SampledRecord,
         filter_profile,
     )
 
@@ -42,21 +38,27 @@ __all__ = [
     "IndividualRecord",
     "Mask",
     "OdometerRecord",
-    "PLDFilter",
-    "PLDRecord",
     "RenyiFilter",
     "RenyiRecord",
-    "SampledRecord",
     "Staged",
     "filter_profile",
 ]
 
-__getattr__, __dir__ = names_of(
+_found, __dir__ = names_of(
     __name__,
     {
         "dptrain.contrib.individual": (
-            "GDPFilter GDPOdometer GDPRecord OdometerRecord PLDFilter PLDRecord RenyiFilter "
-            "RenyiRecord SampledRecord filter_profile"
+            "GDPFilter GDPOdometer GDPRecord OdometerRecord RenyiFilter RenyiRecord filter_profile"
         )
     },
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PLDFilter":
+        raise ImportError(
+            "dptrain has no PLDFilter any more: its bound was an estimate, and RenyiFilter has a "
+            "proof; use dptrain.individual.RenyiFilter(target_epsilon=..., target_delta=..., "
+            "max_steps=...)"
+        )
+    return _found(name)

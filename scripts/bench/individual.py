@@ -1,16 +1,12 @@
 """Time and memory of individual privacy, beside what a user would otherwise do.
 
-``accountant``: ε of every example from counts of its norms (60,000 examples × 10,000 steps), and,
+ε of every example from counts of its norms (60,000 examples × 10,000 steps), and,
 in turns, the ε of a few of them by one composition for each example: ours
 (``HeterogeneousComposition``) and dp_accounting's. What those would take for all is extrapolated
 from the few and labelled as such. ε is compared for the same few.
 
-``filters``: for how many steps of the full norm the Rényi and the PLD filter let an example take
-part, the second at its default floor and at the highest one.
-
-    PYTHONPATH=. python scripts/bench/individual.py accountant [--examples N] [--steps T]
+    PYTHONPATH=. python scripts/bench/individual.py [--examples N] [--steps T]
         [--probability q] [--sigma σ] [--delta δ] [--few K] [--seed S] [--json]
-    PYTHONPATH=. python scripts/bench/individual.py filters [--delta δ] [--json]
 """
 
 from __future__ import annotations
@@ -26,20 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from dptrain import Identity, MatrixMechanism, Poisson
 from dptrain.accounting.losses import HeterogeneousComposition, spread, subsampled_gaussian_on_grid
 from dptrain.contrib.per_example import IndividualPLD, NormGrid
-from dptrain.individual import PLDFilter, RenyiFilter
 from scripts import results
 
 OUT = pathlib.Path(__file__).parent / "results" / "individual.json"
 Counts = npt.NDArray[np.uint16]
 Row = dict[str, Any]
-# Rate q, noise σ and target ε of the filters.
-SETTINGS = (
-    (0.01, 0.6, 8.0), (1024 / 60_000, 1.0, 4.0), (256 / 60_000, 0.8, 2.0), (0.1, 2.0, 2.0),
-    (0.01, 1.0, 1.0), (0.3, 2.0, 4.0), (0.5, 8.0, 1.0),
-)  # fmt: skip
 QUANTILES = ("least", "quarter", "median", "three_quarters", "most")
 COLUMNS = (
     ("accountant", "{title}"),
@@ -157,61 +146,25 @@ def accountant(options: argparse.Namespace) -> Row:
     return row
 
 
-def filters(options: argparse.Namespace) -> Row:
-    """Steps of the full norm that fit, by setting."""
-    rows: list[Row] = []
-    print("      q     σ     ε    Rényi      PLD  PLD, floor δ")
-    for rate, sigma, epsilon in SETTINGS:
-        scheme = Poisson(probability=rate, dataset_size=60_000, steps=1)
-        mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
-        target = {
-            "target_epsilon": epsilon, "target_delta": options.delta, "max_steps": 1_000_000
-        }  # fmt: skip
-        found = {
-            "renyi": RenyiFilter(**target).full_norm_steps(mechanism),
-            "pld": PLDFilter(**target).full_norm_steps(mechanism),
-            "pld_floor_delta": PLDFilter(**target, floor=options.delta).full_norm_steps(mechanism),
-        }
-        rows.append({"probability": rate, "sigma": sigma, "epsilon": epsilon, **found})
-        print(f"{rate:7g} {sigma:5g} {epsilon:5g} " + " ".join(f"{n:8}" for n in found.values()),
-              flush=True)  # fmt: skip
-    return {"delta": options.delta, "rows": rows}
-
-
-PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {
-    "accountant": accountant, "filters": filters
-}  # fmt: skip
-
-
 def main() -> None:
-    """Run one part, print it, and write it when asked."""
+    """Measure, print, and write it when asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = parser.add_subparsers(dest="part", required=True)
-    part = parts.add_parser("accountant", help="ε of all examples from counts of norms")
-    part.add_argument("--examples", type=int, default=60_000)
-    part.add_argument("--steps", type=int, default=10_000, help="at most 65,535")
-    part.add_argument("--probability", type=float, default=0.01)
-    part.add_argument("--sigma", type=float, default=1.0)
-    part.add_argument("--delta", type=float, default=1e-5)
-    part.add_argument("--few", type=int, default=4, help="examples for the alternatives")
-    part.add_argument("--seed", type=int, default=0)
-    part = parts.add_parser("filters", help="steps of the full norm that filters let through")
-    part.add_argument("--delta", type=float, default=1e-5)
-    for each in parts.choices.values():
-        each.add_argument("--json", action="store_true", help=f"write the row into {OUT.name}")
+    parser.add_argument("--examples", type=int, default=60_000)
+    parser.add_argument("--steps", type=int, default=10_000, help="at most 65,535")
+    parser.add_argument("--probability", type=float, default=0.01)
+    parser.add_argument("--sigma", type=float, default=1.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--few", type=int, default=4, help="examples for the alternatives")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help=f"write the row into {OUT.name}")
     options = parser.parse_args()
-    row = PARTS[options.part](options)
+    row = accountant(options)
     if options.json:
         row["machine"] = results.machine("numpy", "scipy", "dp-accounting", load=True)
-        write({**{part: results.read(OUT).get(part) for part in PARTS}, options.part: row})
-
-
-def write(kept: Row) -> None:
-    """Both parts, and the table of the first."""
-    ours = kept["accountant"]
-    table = results.Table(COLUMNS, [ours, *ours["alternatives"]] if ours else [])
-    machine = ours and ours["machine"]
-    results.publish(OUT, {"individual": table}, script=__file__, machine=machine, **kept)
+        table = results.Table(COLUMNS, [row, *row["alternatives"]])
+        results.publish(
+            OUT, {"individual": table}, script=__file__, machine=row["machine"], accountant=row
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import Gradients, Identity, Loading, MatrixMechanism, Poisson, PrivacyEngine
-from dptrain.individual import GDPFilter, IndividualFilter, PLDFilter, RenyiFilter
+from dptrain.individual import GDPFilter, IndividualFilter, RenyiFilter
 from recipes.models import vgg
 from scripts import results
 
@@ -35,8 +35,6 @@ FILTERS: dict[str, Callable[[], IndividualFilter]] = {
     "GDP": lambda: GDPFilter(**TARGET),
     "Rényi": lambda: RenyiFilter(**TARGET),
     "Rényi, personal clipping": lambda: RenyiFilter(**TARGET, personal_clipping=1.5),
-    "PLD": lambda: PLDFilter(**TARGET),
-    "PLD, personal clipping": lambda: PLDFilter(**TARGET, personal_clipping=1.5),
 }
 COLUMNS = (
     ("model, N, batch", "{model}, {examples:,}, {batch:,}"),
@@ -45,12 +43,11 @@ COLUMNS = (
     ("median ratio", "{ratio:.3f}"),
     ("whole run", "{ratio_of_totals:.3f}"),
 )
-# Model, examples N, expected batch size, rounds and the filters that apply. The PLD filter looks at
-# everybody's budget a few times a run, so that only a long run shows its cost.
+# Model, examples N, expected batch size, rounds and the filters that apply.
 CASES: tuple[tuple[str, int, int, int, tuple[str, ...]], ...] = (
     ("mlp", 8192, 8192, 100, ("GDP",)),
     ("mlp", 60_000, 1024, 1000, tuple(FILTERS)[1:]),
-    ("vgg", 60_000, 256, 60, tuple(FILTERS)[1:3]),
+    ("vgg", 60_000, 256, 60, tuple(FILTERS)[1:]),
 )
 
 

@@ -87,9 +87,8 @@ engine/unfinished.py: counts
 engine/validation.py: error extra missing n wrong
 individual/filter.py: error largest value
 contrib/individual/odometer.py: i kept last
-contrib/individual/pld.py: floor
 individual/record.py: get() missing state wrong
-contrib/individual/sampled_record.py: _factor
+contrib/individual/renyi_record.py: _factor
 integrations/accelerate/preparing.py: found
 integrations/evaluation.py: getattr() value
 integrations/lightning/__init__.py: error

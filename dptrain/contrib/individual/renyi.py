@@ -5,22 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-import torch
-
-from dptrain.accounting.renyi import (
-    LARGEST_ORDER,
-    epsilon_at_order,
-    largest_divergence,
-    step_divergence,
-)
-from dptrain.contrib.individual.sampled_filter import SampledFilter
-from dptrain.contrib.individual.sampled_record import Buckets, SampledRecord, Which
+from dptrain.accounting.base import checked_sigma
+from dptrain.accounting.renyi import LARGEST_ORDER, largest_divergence, step_divergence
+from dptrain.contrib.individual.renyi_record import RenyiRecord
 from dptrain.contrib.per_example import NormGrid
-from dptrain.core import Array, Kind
-from dptrain.individual import Mask
+from dptrain.core import Array, Kind, checks
+from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 
 # Tenths matter where ε is large and integers where it is not; each is within 1 % of the best order.
@@ -32,7 +24,7 @@ ORDERS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RenyiFilter(SampledFilter):
+class RenyiFilter(IndividualFilter):
     """Every example has a budget B of Rényi divergence at one order α; any Poisson rate q.
 
     ρ(r) below is the Rényi divergence of order α, the larger of both directions, of one step with
@@ -45,13 +37,16 @@ class RenyiFilter(SampledFilter):
     Example i has a bound C (always 1 without personal clipping). If it is drawn, it releases the
     norm min(r, C) and is charged ρ(min(r, C)), where that fits, and is left out where not. If it is
     not drawn, it is charged ρ(C), or all that is left where that does not fit, and is then out for
-    good. ``SampledRecord`` keeps this record.
+    good. ``RenyiRecord`` keeps this record.
 
     Args:
         target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
         order: real α > 1; ``None``: of ``ORDERS`` the one at which gradients of the full norm may
             take part longest. It depends on q, σ and the target only, which are public.
-        personal_clipping: see ``SampledFilter``.
+        personal_clipping: g ≥ 1: clip each example to g times its norm at its last draw, and charge
+            that between draws. ``None``: charge R between draws, which for a small q is most of the
+            time. The first pays for what is released and lets small gradients take part longer, at
+            the price of a bias where gradients grow by more than g between draws.
 
     Raises:
         ValueError: if a value is out of range, or at this order there is no budget for the target.
@@ -60,11 +55,20 @@ class RenyiFilter(SampledFilter):
     name: ClassVar[str] = "individual Rényi filter"
     kind: ClassVar[Kind] = Kind.UPPER_BOUND
 
+    personal_clipping: float | None = None
     order: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_number("order")
+        for field in ("order", "personal_clipping"):
+            if (value := getattr(self, field)) is not None:
+                number = checks.number(field, value, owner=type(self).__name__)
+                object.__setattr__(self, field, number)
+        if self.personal_clipping is not None and not self.personal_clipping >= 1:
+            raise ValueError(
+                f"personal_clipping={self.personal_clipping}: must be finite and at least 1, e.g. "
+                "1.5, or None to charge the full norm between draws"
+            )
         if self.order is not None and not 1 < self.order <= LARGEST_ORDER:
             raise ValueError(
                 f"order={self.order}: a Rényi order must lie above 1, up to {LARGEST_ORDER:g}; "
@@ -103,6 +107,11 @@ class RenyiFilter(SampledFilter):
         self.check(mechanism)
         return math.floor(self._full_norm_steps(mechanism, self.order_for(mechanism)))
 
+    def check(self, mechanism: MatrixMechanism) -> None:
+        """Refuse what the filter is not proven for; any rate will do."""
+        super().check(mechanism)
+        checked_sigma(mechanism)
+
     def record(self, mechanism: MatrixMechanism) -> RenyiRecord:
         """An empty record of what examples spend in a run of this mechanism.
 
@@ -110,7 +119,14 @@ class RenyiFilter(SampledFilter):
             ValueError: also if everybody would be left out from the first step on.
         """
         self.check(mechanism)
-        self._check_first_step(mechanism)
+        rate, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
+        before_the_norm = rate < 1 or self.personal_clipping is not None
+        if before_the_norm and self.full_norm_steps(mechanism) == 0:
+            raise ValueError(
+                f"target_epsilon={self.target_epsilon:g}: not one step of the full norm fits the "
+                f"budget at noise_multiplier={sigma:g} and probability={rate:g}, and every example "
+                "is charged it before its norm is known; raise the noise or the target"
+            )
         order, grid = self.order_for(mechanism), NormGrid()
         return RenyiRecord(
             size=mechanism.scheme.dataset_size,
@@ -131,96 +147,3 @@ def _costs(mechanism: MatrixMechanism, order: float, ratios: Array | float) -> A
         probability=mechanism.scheme.rate,
         sigma=mechanism.noise_multiplier,
     )
-
-
-class RenyiRecord(SampledRecord):
-    """Σ ρ of every example.
-
-    Args:
-        size: N.
-        grid: of norm ratios.
-        costs: ρ at the grid's values; first 0, ascending.
-        order: α.
-        budget: B.
-        max_steps: of the filter.
-        personal_clipping: see ``RenyiFilter``.
-    """
-
-    def __init__(
-        self,
-        *,
-        size: int,
-        grid: NormGrid,
-        costs: Array,
-        order: float,
-        budget: float,
-        max_steps: int,
-        personal_clipping: float | None,
-    ) -> None:
-        super().__init__(
-            size=size, grid=grid, max_steps=max_steps, personal_clipping=personal_clipping
-        )
-        self.order = order
-        self.budget = budget
-        self._costs = costs
-        self._spent: Array = np.zeros(size)
-
-    @property
-    def spent(self) -> Array:
-        """Rényi divergence of order α that each example has spent, shape (N,); not for release."""
-        return self._spent.copy()
-
-    def _affordable(self, which: Which, buckets: Buckets) -> Mask:
-        # The same sum as in _charge, so that rounding cannot lift it above B.
-        return self._spent[which] + self._costs.take(buckets) <= self.budget
-
-    def _charge(self, which: Which, buckets: Buckets) -> None:
-        self._spent[which] += self._costs.take(buckets)
-
-    def _exhaust(self, which: Mask) -> None:
-        self._spent[which] = self.budget
-
-    def epsilons(self, delta: float) -> Array:
-        """ε_i of what was spent at this one order, shape (N,); not for release.
-
-        Most of a small ε_i is what the conversion adds; 0 only where nothing was spent.
-        """
-        return epsilon_at_order(self._spent, order=self.order, delta=delta)
-
-    def epsilon_bound(self, delta: float) -> float:
-        """ε of (α, B)-RDP."""
-        return float(epsilon_at_order(self.budget, order=self.order, delta=delta))
-
-    @property
-    def condition(self) -> str:
-        """The budget in one sentence."""
-        return (
-            f"Every example has its own budget of {self.budget:.6g} of Rényi divergence of order "
-            f"{self.order:g}, {self._between_draws} and is left out of steps that would exceed it, "
-            f"of at most {self.max_steps} steps"
-        )
-
-    def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Refuse what was spent at another order too; see ``IndividualRecord.check_state``."""
-        super().check_state(state, steps)
-        order, spent = state["spending"]["order"], state["spending"]["spent"]
-        if order != self.order:
-            raise ValueError(
-                f"the individual record is of Rényi order {order}, this run's is {self.order}: "
-                "order=None chose otherwise there (another version or machine); resume where the "
-                f"checkpoint was written. A new run with order={order} is the same everywhere"
-            )
-        # Another machine's logarithms may make another last digit of B.
-        if not bool(((spent >= 0) & (spent <= self.budget * (1.0 + 1e-9))).all()):  # NaN fails both
-            raise ValueError(
-                f"the individual record holds spendings outside the budget, 0 to {self.budget:g}: "
-                "the checkpoint was changed after it was written; go on from one that was not"
-            )
-
-    def _spending(self) -> dict[str, Any]:
-        spent = torch.from_numpy(self._spent.copy())
-        return {**super()._spending(), "order": self.order, "spent": spent}
-
-    def _load_spending(self, spending: dict[str, Any]) -> None:
-        super()._load_spending(spending)
-        self._spent = spending["spent"].double().numpy().copy()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dptrain.contrib.individual.report import IndividualReport
-from dptrain.individual import GDPFilter, GDPOdometer, GDPRecord, PLDFilter, PLDRecord
+from dptrain.individual import GDPFilter, GDPOdometer, GDPRecord
 from dptrain.reporting.report import conditions, privacy_report
 from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
@@ -26,7 +26,6 @@ SENTENCE = "Every example had a privacy budget of its own"
 FILTERS = {
     "filter": GDPFilter(target_epsilon=2.0, target_delta=DELTA, max_steps=STEPS),
     "odometer": GDPOdometer.for_epsilons((1.0, 2.0), target_delta=DELTA, max_steps=STEPS),
-    "estimate": PLDFilter(target_epsilon=2.0, target_delta=DELTA, max_steps=STEPS),
     "plan": GDPFilter(target_epsilon=50.0, target_delta=DELTA, max_steps=STEPS),
 }
 
@@ -55,8 +54,6 @@ def put(private, seed):
     name, budget = "spent", record.budget
     if isinstance(record, GDPRecord):
         name, budget = "squares", budget**2
-    if isinstance(record, PLDRecord):
-        name, budget = "squares", (budget * private.mechanism.noise_multiplier) ** 2
     spent = state["spending"][name] = torch.from_numpy(shares * budget)
     record.load_state_dict(state)
     record.active_counts[:] = [count + seed for count in COUNTS]

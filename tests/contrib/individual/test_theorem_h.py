@@ -90,20 +90,18 @@ class ChargesOnlyDrawn(RenyiRecord):
 
     def _book(self, step):
         buckets = np.where(step.shares > 0, self.grid.bucket(step.ratios), 0)
-        self._charge(step.indices, buckets)
+        self._spent[step.indices] += self._costs.take(buckets)
         return 1
 
 
 class WaitsForSmallNorms(RenyiRecord):
     """Wrong: stays although the full norm does not fit when it is not drawn."""
 
-    def _exhaust(self, which):
-        self._reprieved = which
-
     def _book(self, step):
-        before = self._alive.copy()
+        alive, spent = self._alive.copy(), self._spent.copy()
         count = super()._book(step)
-        self._alive = before
+        self._spent = np.where(self._alive, self._spent, spent)
+        self._alive = alive
         return count
 
 

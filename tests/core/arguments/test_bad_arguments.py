@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dptrain
 from dptrain.accounting import group_curve, last_iterate_curve, to_dp_event
 from dptrain.clipping.base.styles import Automatic, PerGroup
-from dptrain.individual import GDPFilter, PLDFilter, RenyiFilter
+from dptrain.individual import GDPFilter, RenyiFilter
 from dptrain.noise import noise_stream
 from dptrain.planning.question import Question
 from dptrain.planning.strategy_table import compare_strategies
@@ -414,7 +414,6 @@ TRAINING: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] =
         {**_TARGET, "personal_clipping": 2.0},
         {**_TARGET_ARGUMENTS, "personal_clipping": POSITIVE.but(0.5).optional},
     ),
-    (PLDFilter, dict(_TARGET), dict(_TARGET_ARGUMENTS)),
     (GDPFilter(**_TARGET).noise_multiplier, {"full_norm_steps": 3}, {"full_norm_steps": STEPS}),
     (Automatic, {"gamma": 0.01}, {"gamma": POSITIVE.but(1e-9)}),
     (
