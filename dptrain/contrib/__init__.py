@@ -6,6 +6,6 @@ so that whoever uses dptrain need not know where something lives.
 
 - ``accountants``: any strategy matrix under b-min-sep, several picks in random allocation, and
   mechanisms in the terms of the library dp_accounting
-- ``individual``, ``per_example``: a privacy budget for every example, and its accounting
+- ``individual``: a privacy budget for every example, and its accounting
 - ``selection``: several runs on the same data, and the best of them
 """

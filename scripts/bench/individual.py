@@ -23,8 +23,9 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from dptrain.accounting.losses import HeterogeneousComposition, spread, subsampled_gaussian_on_grid
-from dptrain.contrib.per_example import IndividualPLD, NormGrid
+from dptrain.contrib.individual import NormGrid
 from scripts import results
+from scripts.paper.individual_losses import IndividualPLD
 
 OUT = pathlib.Path(__file__).parent / "results" / "individual.json"
 Counts = npt.NDArray[np.uint16]

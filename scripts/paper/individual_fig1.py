@@ -44,10 +44,11 @@ from opacus.accountants import RDPAccountant
 
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.poisson import poisson_curve
-from dptrain.contrib.per_example import IndividualPLD, IndividualRenyi, NormGrid
+from dptrain.contrib.individual import NormGrid
 from dptrain.core import Adjacency
 from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
+from scripts.paper.individual_losses import IndividualPLD, IndividualRenyi
 from scripts.paper.norm_history import Digits, NormHistory, Training
 
 Array = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from dptrain import Gradients, PrivacyEngine, PrivateTraining
 from dptrain.clipping import per_example_norms
-from dptrain.contrib.per_example import NormGrid
+from dptrain.contrib.individual import NormGrid
 from dptrain.sampling import Poisson
 from recipes.data.digits import digits
 from recipes.data.mnist import read_mnist

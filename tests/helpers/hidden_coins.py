@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dptrain.accounting.renyi.sampled_step import step_divergence
-from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.contrib.individual.norm_grid import NormGrid
 from dptrain.individual import RenyiRecord
 
 GRID = NormGrid()

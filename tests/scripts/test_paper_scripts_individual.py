@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.contrib.individual.norm_grid import NormGrid
 from recipes.data.digits import digits
 from recipes.models.mlp import mlp
 from scripts.paper import individual_fig1, norm_history

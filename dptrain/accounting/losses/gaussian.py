@@ -115,25 +115,3 @@ def largest_mu(epsilon: float, delta: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if too_large(middle) else (middle, high)
     return low
-
-
-def least_mus(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Array:
-    """Least μ with δ(ε) ≥ δ for ε ≥ 0 and δ in (0, 1) that broadcast: rounded up, relative 1e-8."""
-    at, log_target = np.broadcast_arrays(
-        np.asarray(epsilon, float), np.log(np.asarray(delta, float))
-    )
-
-    def enough(mu: Array) -> npt.NDArray[np.bool_]:
-        # log δ is rounded up, which must not lower μ.
-        return log_delta(at, mu) - 3.0 * DELTA_PAD >= log_target
-
-    high = np.ones(at.shape)
-    while not (reached := enough(high)).all():
-        high = np.where(reached, high, 2.0 * high)
-    low = np.full(at.shape, -800.0)  # of log μ
-    high = np.log(high)
-    for _ in range(48):
-        middle = 0.5 * (low + high)
-        reached = enough(np.exp(middle))
-        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-    return np.exp(high)

@@ -2,6 +2,7 @@
 
 from dptrain.contrib.individual.budget_curve import filter_profile
 from dptrain.contrib.individual.gdp import GDPFilter, GDPRecord
+from dptrain.contrib.individual.norm_grid import NormGrid
 from dptrain.contrib.individual.odometer import GDPOdometer, OdometerRecord
 from dptrain.contrib.individual.renyi import RenyiFilter
 from dptrain.contrib.individual.renyi_record import RenyiRecord
@@ -16,6 +17,7 @@ __all__ = [
     "GroupRow",
     "GroupTable",
     "IndividualReport",
+    "NormGrid",
     "OdometerRecord",
     "RenyiFilter",
     "RenyiRecord",

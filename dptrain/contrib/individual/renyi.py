@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from dptrain.accounting.base import checked_sigma
 from dptrain.accounting.renyi import LARGEST_ORDER, largest_divergence, step_divergence
+from dptrain.contrib.individual.norm_grid import NormGrid
 from dptrain.contrib.individual.renyi_record import RenyiRecord
-from dptrain.contrib.per_example import NormGrid
 from dptrain.core import Array, Kind, checks
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dptrain.accounting.renyi import epsilon_at_order
-from dptrain.contrib.per_example import NormGrid
+from dptrain.contrib.individual.norm_grid import NormGrid
 from dptrain.core import Array
 from dptrain.individual import Indices, IndividualRecord, Mask, Staged
 

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dptrain.accounting.renyi.conversion import epsilon_at_order, largest_divergence
 from dptrain.accounting.renyi.sampled_step import RELATIVE_PAD, step_divergence
-from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.contrib.individual.norm_grid import NormGrid
 
 
 def divergences(order, probability, shift):

@@ -11,16 +11,16 @@ from tqdm.auto import tqdm
 
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.poisson import poisson_curve
-from dptrain.contrib.per_example.arguments import (
+from dptrain.contrib.individual import NormGrid
+from dptrain.core import Adjacency, Array, checks
+from scripts.paper.individual_losses.arguments import (
     Counts,
     check_step,
     checked_counts,
     checked_deltas,
     one_each,
 )
-from dptrain.contrib.per_example.norm_grid import NormGrid
-from dptrain.contrib.per_example.tilted_totals import TiltedTotals
-from dptrain.core import Adjacency, Array, checks
+from scripts.paper.individual_losses.tilted_totals import TiltedTotals
 
 
 class IndividualPLD:
@@ -178,12 +178,12 @@ class IndividualPLD:
         start = self.delta(checked, 0.0, progress=progress)
         rows = np.flatnonzero(start > 0)
         start = np.minimum(start[rows], 1.0 - 1e-12)
-        result[rows] = gaussian.least_mus(0.0, start)
+        result[rows] = _least_mus(0.0, start)
         rows, start = rows[start > floor], start[start > floor]
         for level in range(1, levels + 1):
             wanted = start ** (1.0 - level / levels) * floor ** (level / levels)
             found = self.epsilon(checked[rows], wanted, progress=progress)
-            result[rows] = np.maximum(result[rows], gaussian.least_mus(found, wanted))
+            result[rows] = np.maximum(result[rows], _least_mus(found, wanted))
         return result
 
     def _unsampled_mu(self, counts: Counts) -> Array:
@@ -206,3 +206,25 @@ class IndividualPLD:
             desc="Individual privacy", total=2 * examples, unit="example", delay=2, leave=False,
             disable=not progress,
         )  # fmt: skip
+
+
+def _least_mus(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Array:
+    """Least μ with δ(ε) ≥ δ for ε ≥ 0 and δ in (0, 1) that broadcast: rounded up, relative 1e-8."""
+    at, log_target = np.broadcast_arrays(
+        np.asarray(epsilon, float), np.log(np.asarray(delta, float))
+    )
+
+    def enough(mu: Array) -> npt.NDArray[np.bool_]:
+        # log δ is rounded up, which must not lower μ.
+        return gaussian.log_delta(at, mu) - 3.0 * gaussian.DELTA_PAD >= log_target
+
+    high = np.ones(at.shape)
+    while not (reached := enough(high)).all():
+        high = np.where(reached, high, 2.0 * high)
+    low = np.full(at.shape, -800.0)  # of log μ
+    high = np.log(high)
+    for _ in range(48):
+        middle = 0.5 * (low + high)
+        reached = enough(np.exp(middle))
+        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+    return np.exp(high)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.contrib.individual import NormGrid
 from dptrain.core import Array, checks
 
 Counts = npt.NDArray[np.integer]

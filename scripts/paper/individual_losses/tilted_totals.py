@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.contrib.per_example.periodic_hockey_stick import (
+from dptrain.core import Array
+from scripts.paper.individual_losses.periodic_hockey_stick import (
     PeriodicHockeyStick,
     kernel_transform,
 )
-from dptrain.contrib.per_example.tilt_plan import TILTS, TiltPlan, TiltPlanner
-from dptrain.core import Array
+from scripts.paper.individual_losses.tilt_plan import TILTS, TiltPlan, TiltPlanner
 
 Indices = npt.NDArray[np.intp]
 Counts = npt.NDArray[np.integer]

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from dptrain.accounting.renyi import LARGEST_ORDER, conversion_term, step_divergence
-from dptrain.contrib.per_example.arguments import check_step, checked_counts, checked_deltas
-from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.contrib.individual import NormGrid
 from dptrain.core import Array
+from scripts.paper.individual_losses.arguments import check_step, checked_counts, checked_deltas
 
 # Integers up to 64, and real orders up to the largest whose distance to 1 grows by 10 % each: small
 # norms call for orders in the thousands. The best real order is less than .2 % better.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.contrib.individual.norm_grid import NormGrid
 
 
 @pytest.mark.parametrize(("smallest", "ratio"), [(1e-3, 1.01), (0.2, 1.5), (1.0, 1.01), (0.9, 3.0)])

@@ -9,9 +9,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.contrib.per_example.loss_transform import TiltedLosses
-from dptrain.contrib.per_example.periodic_hockey_stick import log_kernel_maximum
 from dptrain.core import Array
+from scripts.paper.individual_losses.loss_transform import TiltedLosses
+from scripts.paper.individual_losses.periodic_hockey_stick import log_kernel_maximum
 
 TILTS = np.geomspace(1e-4, 1e7, 182)
 """Tilts at which totals of losses may be discretized."""

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.contrib.per_example.loss_transform import TiltedLosses, log_ratio
+from scripts.paper.individual_losses.loss_transform import TiltedLosses, log_ratio
 
 SHIFTS = np.array([1e-3, 0.05, 0.5, 1.0, 2.5])
 

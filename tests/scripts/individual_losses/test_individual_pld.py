@@ -10,10 +10,10 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.subsampled_gaussian import spread, subsampled_gaussian_on_grid
 from dptrain.accounting.poisson import poisson_curve
-from dptrain.contrib.per_example.loss_transform import log_ratio
-from dptrain.contrib.per_example.norm_grid import NormGrid
-from dptrain.contrib.per_example.pld import IndividualPLD
+from dptrain.contrib.individual.norm_grid import NormGrid
 from dptrain.core.guarantee import Adjacency
+from scripts.paper.individual_losses.loss_transform import log_ratio
+from scripts.paper.individual_losses.pld import IndividualPLD
 
 GRID = NormGrid()
 SIZE = len(GRID.values)

@@ -10,9 +10,9 @@ from opacus.accountants import RDPAccountant
 
 from dptrain.accounting.renyi.conversion import conversion_term
 from dptrain.accounting.renyi.sampled_step import LARGEST_ORDER, step_divergence
-from dptrain.contrib.per_example.norm_grid import NormGrid
-from dptrain.contrib.per_example.pld import IndividualPLD
-from dptrain.contrib.per_example.renyi import ORDERS, IndividualRenyi
+from dptrain.contrib.individual.norm_grid import NormGrid
+from scripts.paper.individual_losses.pld import IndividualPLD
+from scripts.paper.individual_losses.renyi import ORDERS, IndividualRenyi
 
 COARSE = NormGrid(smallest=0.02, ratio=1.25)
 
