@@ -7,8 +7,9 @@ import io
 import pathlib
 from typing import Any
 
-from dptrain.reporting import MARK, WARNING, in_place, plot_active, plot_groups, plot_histogram
+from dptrain.reporting import MARK, WARNING, in_place, plot_active, plot_histogram
 from recipes.individual_history import IndividualHistory
+from recipes.individual_plots import plot_groups
 from recipes.runfolder import INDIVIDUAL, remove
 
 _SUFFIX = "_NOT_FOR_RELEASE"

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         GroupTable,
         IndividualReport,
         plot_active,
-        plot_groups,
         plot_histogram,
     )
     from dptrain.contrib.selection import plot_composed
@@ -89,7 +88,6 @@ __all__ = [
     "plot_composed",
     "plot_curves",
     "plot_graph",
-    "plot_groups",
     "plot_histogram",
     "plot_plan",
     "plot_privacy",
@@ -113,7 +111,7 @@ __getattr__, __dir__ = names_of(
     {
         "dptrain.auditing": "plot_audit plot_canaries",
         "dptrain.contrib.individual": (
-            "GroupRow GroupTable IndividualReport plot_active plot_groups plot_histogram"
+            "GroupRow GroupTable IndividualReport plot_active plot_histogram"
         ),
         "dptrain.contrib.selection": "plot_composed",
         "dptrain.planning": "plot_plan plot_strategies plot_user_plan",

@@ -42,7 +42,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from dptrain.reporting import figure_of, plot_active, plot_groups, plot_histogram, save
+from dptrain.reporting import figure_of, plot_active, plot_histogram, save
+from recipes.individual_plots import plot_groups
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
 from scripts.paper.individual_runs import (
     Filtered,

@@ -8,9 +8,18 @@ from dptrain.contrib.individual.renyi import RenyiFilter
 from dptrain.contrib.individual.renyi_record import RenyiRecord
 from dptrain.contrib.individual.report import IndividualReport
 from dptrain.contrib.individual.report_groups import GroupRow, GroupTable
-from dptrain.contrib.individual.report_plots import plot_active, plot_groups, plot_histogram
+from dptrain.contrib.individual.report_plots import (
+    DECADES,
+    bound_line,
+    plain_ticks,
+    plot_active,
+    plot_histogram,
+    private_figure,
+    save_private_figure,
+)
 
 __all__ = [
+    "DECADES",
     "GDPFilter",
     "GDPOdometer",
     "GDPRecord",
@@ -21,8 +30,11 @@ __all__ = [
     "OdometerRecord",
     "RenyiFilter",
     "RenyiRecord",
+    "bound_line",
     "filter_profile",
+    "plain_ticks",
     "plot_active",
-    "plot_groups",
     "plot_histogram",
+    "private_figure",
+    "save_private_figure",
 ]

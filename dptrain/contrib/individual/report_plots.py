@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import pathlib
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.contrib.individual.report_groups import GroupTable, plain
+from dptrain.contrib.individual.report_groups import plain
 from dptrain.core import Array
 from dptrain.reporting import figure_of, in_place, save
 
@@ -71,7 +70,7 @@ def plot_histogram(
         ax.set_yscale("log")
         ax.set_ylim(0.5, 2.0 * filled.max())
         ax.yaxis.set_major_formatter("{x:,.0f}")
-    finish(figure, path, legend=ax)
+    save_private_figure(figure, path, legend=ax)
 
 
 def plot_active(
@@ -113,7 +112,7 @@ def plot_active(
     ax.set_xlabel("step")
     _count_axis(ax, "active examples")
     ax.set_ylim(top=1.05 * max(size or 0, max(max(steps) for steps in counts.values()), 1))
-    finish(figure, path, legend=ax)
+    save_private_figure(figure, path, legend=ax)
 
 
 def _epsilon(name: str, given: npt.ArrayLike) -> Array:
@@ -168,7 +167,7 @@ def _count_axis(ax: Any, label: str) -> None:
 
 
 def private_figure(panels: int) -> tuple[Any, Any]:
-    """A figure with so many panels side by side, and their axes; ``finish`` marks it."""
+    """A figure with panels side by side, and their axes; ``save_private_figure`` marks it."""
     figure, axes = figure_of(panels)
     figure.set_figwidth(6.4 if panels == 1 else 5.0 * panels)
     figure.get_layout_engine().set(wspace=0.06, h_pad=0.05)
@@ -178,7 +177,7 @@ def private_figure(panels: int) -> tuple[Any, Any]:
     return figure, axes
 
 
-def finish(figure: Any, path: str | pathlib.Path, *, legend: Any) -> None:
+def save_private_figure(figure: Any, path: str | pathlib.Path, *, legend: Any) -> None:
     """Legend below the data, the mark above; the file is readable by its owner only."""
     path = pathlib.Path(path)
     if not path.suffix or path.is_dir():
@@ -194,113 +193,3 @@ def finish(figure: Any, path: str | pathlib.Path, *, legend: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with in_place(path) as temporary:
         save(figure, temporary)
-
-
-Label = int | str
-
-
-def plot_groups(
-    tables: Mapping[Label, GroupTable],
-    path: str | pathlib.Path,
-    *,
-    losses: Mapping[str, Mapping[Label, Mapping[str, float]]] | None = None,
-    bound: float | None = None,
-) -> None:
-    """Draw mean ε and mean losses of groups: lines over steps, or bars such as before and after.
-
-    Args:
-        tables: of ``IndividualReport.by_group``, by the number of steps that had run (lines) or
-            by a text (bars). Losses of the tables get a panel.
-        path: image file; its suffix chooses the format.
-        losses: further panels by their title, such as ``"test loss"``: for every key of ``tables``
-            the mean loss of each group.
-        bound: ε that the run keeps for every example.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is missing.
-        ValueError: if there is no table, or keys or groups differ.
-    """
-    panels = _panels(tables, losses or {})
-    figure, axes = private_figure(len(panels))
-    over_steps = all(isinstance(key, int | np.integer) for key in tables)
-    for ax, (title, values) in zip(axes, panels.items(), strict=True):
-        (_lines if over_steps else _bars)(ax, values)
-        if bound is not None and ax is axes[-1]:
-            bound_line(ax.axhline, bound)
-        ax.set_ylabel(title)
-    finish(figure, path, legend=axes[-1])
-
-
-def _panels(
-    tables: Mapping[Label, GroupTable], losses: Mapping[str, Mapping[Label, Mapping[str, float]]]
-) -> dict[str, dict[Label, dict[str, float]]]:
-    """The numbers to draw, by title, key and group; mean ε comes last."""
-    if not tables:
-        raise ValueError("tables={}: there is nothing to draw")
-    groups = [row.group for row in next(iter(tables.values())).rows]
-    panels: dict[str, dict[Label, dict[str, float]]] = {}
-    for title, given in losses.items():
-        if set(given) != set(tables):
-            raise ValueError(
-                f"losses[{title!r}] is for {sorted(map(str, given))}, the tables are for "
-                f"{sorted(map(str, tables))}: the same keys"
-            )
-        panels[title] = {key: dict(given[key]) for key in tables}
-    with_losses = [table.has_losses for table in tables.values()]
-    if any(with_losses) and not all(with_losses):
-        raise ValueError("tables: some have losses and some have none; give them to all or none")
-    if all(with_losses):
-        panels["mean training loss"] = {
-            key: {row.group: row.mean_loss for row in table.rows if row.mean_loss is not None}
-            for key, table in tables.items()
-        }
-    delta = next(iter(tables.values())).delta
-    if any(table.delta != delta for table in tables.values()):
-        raise ValueError(f"tables: not all are for δ = {delta:g}; ask for the same δ")
-    panels[f"mean individual ε at δ = {delta:g}"] = {
-        key: {row.group: row.mean_epsilon for row in table.rows} for key, table in tables.items()
-    }
-    for title, values in panels.items():
-        for key, found in values.items():
-            if set(found) != set(groups):
-                raise ValueError(
-                    f"{title} of {key!r} is of groups {sorted(found)}, not {sorted(groups)}"
-                )
-            if wrong := [group for group in groups if not math.isfinite(found[group])]:
-                raise ValueError(f"{title} of {key!r} is not finite for group {wrong[0]!r}")
-            values[key] = {group: found[group] for group in groups}
-    return panels
-
-
-def _lines(ax: Any, values: dict[Label, dict[str, float]]) -> None:
-    """A line a group over the steps."""
-    steps = sorted(int(key) for key in values)
-    for i, group in enumerate(next(iter(values.values()))):
-        ax.plot(
-            steps, [values[step][group] for step in steps],
-            ("o", "s", "^", "D", "v", "P")[i % 6] + ("-", "--")[i // 10 % 2],
-            color=f"C{i % 10}", markersize=4, linewidth=1.4, label=group,
-        )  # fmt: skip
-    found = np.array([v for row in values.values() for v in row.values()])
-    if (found > 0).all() and found.max() > DECADES * found.min():
-        ax.set_yscale("log")
-        plain_ticks(ax.yaxis, found.max() / found.min())
-    else:
-        ax.set_ylim(bottom=min(0.0, found.min()))
-    ax.locator_params(axis="x", integer=True)
-    ax.set_xlabel("steps")
-
-
-def _bars(ax: Any, values: dict[Label, dict[str, float]]) -> None:
-    """A bar a key beside each other, for every group."""
-    groups = list(next(iter(values.values())))
-    width = 0.8 / len(values)
-    for i, (key, found) in enumerate(values.items()):
-        middle = np.arange(len(groups)) + (i - (len(values) - 1) / 2) * width
-        ax.bar(middle, list(found.values()), width, color=f"C{i % 10}", label=str(key))
-    names = [textwrap.fill(group, 20) for group in groups]
-    turned: dict[str, Any] = {}
-    if max(map(len, groups)) * len(groups) > 36:
-        turned = {"rotation": 45 if "\n" in "".join(names) else 30, "ha": "right"}
-        turned["rotation_mode"] = "anchor"
-    ax.set_xticks(range(len(groups)), names, fontsize=9, **turned)
