@@ -22,11 +22,11 @@ _TEXT = {"join", "replace", "rstrip", "removeprefix", "ceil"}
 
 # Names that stand for something public wherever they occur in these rooms.
 _PUBLIC = """
-DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _between_draws _called _called() _checkpointed()
+DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _called _called() _checkpointed()
 _closed _digest _family _largest_loss_scale _log_checkpoints _name _name() _named() _names()
 _owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down() _short()
 _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accountant
-argument artifacts asked assignment attribute_of() batch_idx
+argument artifacts asked assignment attribute_of() batch_idx between_draws
 batch_size beside booked budget burn_in by called checksum() ckpt_path column_names config cycle
 dataset_size delta digest() done doubt due edges epoch epochs epsilon errors every examples
 examples_before examples_distinct executed expected_batch_size failed few field fingerprint fixed
