@@ -18,7 +18,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dptrain
-from dptrain.clipping import per_example_norms
 from dptrain.clipping.bookkeeping import module_taps
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.clipping.bookkeeping.rules.table import RULES
@@ -31,6 +30,7 @@ from dptrain.integrations.transformers.plan import graph_of
 from dptrain.sampling import AttributionGraph
 from dptrain.sampling.loading.dataset import fingerprint
 from dptrain.sampling.loading.position import check_state
+from scripts.paper.per_example_norms import per_example_norms
 from tests.helpers.engine import everything_every_step, make
 from tests.helpers.texts_of_the_code import PUBLIC, ROOT, SEEN, leaves, of_the_code, texts, unseen
 

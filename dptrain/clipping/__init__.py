@@ -3,7 +3,6 @@
 from dptrain.clipping.base.styles import parameter_groups
 from dptrain.clipping.mixing_layers import keeps_statistics, why_not
 from dptrain.clipping.modes import Attached, attach, check_mode_name, choose_mode, own_attributes
-from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.repair import fix, freeze_batchnorm
 from dptrain.clipping.unreached import Unreached
@@ -21,6 +20,5 @@ __all__ = [
     "keeps_statistics",
     "own_attributes",
     "parameter_groups",
-    "per_example_norms",
     "why_not",
 ]

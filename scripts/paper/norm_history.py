@@ -16,12 +16,12 @@ from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
 from dptrain import Gradients, PrivacyEngine, PrivateTraining
-from dptrain.clipping import per_example_norms
 from dptrain.contrib.individual import NormGrid
 from dptrain.sampling import Poisson
 from recipes.data.digits import digits
 from recipes.data.mnist import read_mnist
 from recipes.models.mlp import mlp
+from scripts.paper.per_example_norms import per_example_norms
 
 SAVED_EVERY = 500  # steps
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping import BookkeepingClipper, taps_of
-from dptrain.clipping.bookkeeping.uses.use import Use
 from dptrain.core import checks
 
 
@@ -78,7 +77,7 @@ class _OtherRows(BookkeepingClipper):
         super().__init__(parameters, at_hand=lambda: batch, loss_reduction=loss_reduction)
 
     def record(
-        self, uses: Mapping[nn.Parameter, Use], since: Any, doubt: str | None = None
+        self, uses: Mapping[nn.Parameter, Any], since: Any, doubt: str | None = None
     ) -> None:
         """Take in uses, even if the forward pass was made before this was asked for."""
         super().record(uses, self.at_hand())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dptrain import Automatic, PerLayer, Poisson
-from dptrain.clipping import per_example_norms
+from scripts.paper.per_example_norms import per_example_norms
 from tests.helpers.engine import everything_every_step, images, make, small_net
 
 

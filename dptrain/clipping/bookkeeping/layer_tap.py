@@ -58,7 +58,7 @@ class LayerTap(StandIn):
             return self.own(*args, **kwargs)
         if not book.idle():
             return self._followed(args, kwargs)
-        if book.at_hand() is None:  # between batches, for per_example_norms()
+        if book.at_hand() is None:  # between batches, for rows that are none of the run's
             try:
                 return self._followed(args, kwargs)
             except RuntimeError:  # no rule fits; an error of the layer itself comes again
