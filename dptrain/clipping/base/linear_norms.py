@@ -42,6 +42,7 @@ def outer_norms(
     right: torch.Tensor,
     most: int = 2**24,
     grams: tuple[Gram | None, Gram | None] = (None, None),
+    kinds: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """‖Σ_t l_t r_tᵀ‖ of every row without the sums, shape (rows,), never too small.
 
@@ -56,6 +57,8 @@ def outer_norms(
         right: r, shape (rows, positions, n).
         most: float32 numbers whose memory copies and Gram matrices may take at a time.
         grams: of l and of r, where other sums need them too.
+        kinds: shape (rows, positions); of several sums, by kinds of positions, the norm of all
+            together: products of positions of different kinds are left out.
     """
     rows, positions = left.shape[:2]
     sizes = left.shape[2], right.shape[2]
@@ -69,7 +72,8 @@ def outer_norms(
             *(
                 _gram(side[some]) if gram is None else [stripe[some] for stripe in gram.stripes]
                 for side, gram in zip((left, right), grams, strict=True)
-            )
+            ),
+            None if kinds is None else kinds[some],
         )
         terms = sum(sizes) + 2 * positions
         found.append(squares.clamp(min=0) + pad(left.dtype, terms) * lengths.square())
@@ -94,12 +98,16 @@ def _gram(side: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _squares(
-    left: list[torch.Tensor], right: list[torch.Tensor]
+    left: list[torch.Tensor], right: list[torch.Tensor], kinds: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``gram_squares`` of Gram matrices; what lies beside the squares is there twice."""
-    squares, lengths = [], []
+    squares, lengths, start = [], [], 0
     for mine, others in zip(left, right, strict=True):
         products, size = mine * others, mine.shape[1]
+        if kinds is not None:
+            mixed = kinds[:, start : start + size, None] != kinds[:, None, start:]
+            products.masked_fill_(mixed, 0.0)
+            start += size
         squares.append(products[:, :, :size].sum(2).sum(1))
         squares.append(2 * products[:, :, size:].sum(2).sum(1))
         lengths.append((_diagonal_roots(mine) * _diagonal_roots(others)).sum(1))

@@ -20,9 +20,7 @@ from dptrain.clipping.bookkeeping import BookkeepingClipper
 from dptrain.clipping.bookkeeping.clipper import check_same_batch, tell_of_no_gradient
 from dptrain.clipping.bookkeeping.uses.use import Materialized
 from dptrain.clipping.mixing_layers import refuse_training_mode
-from dptrain.clipping.opacus.layers import OpacusLayers
-from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
-from dptrain.clipping.opacus.recomputation import recomputation
+from dptrain.clipping.opacus.layers import OpacusLayers, recomputation, refuse_reordered_rows
 from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe, Witness
 from dptrain.sampling import MicroBatch

@@ -155,7 +155,11 @@ class Rows:
 
     def call(self, module: Callable[..., Any]) -> Any:
         """The module's output for these arguments."""
-        args, kwargs = _without_items(self.args), _without_items(self.kwargs)
+
+        def plain(leaf: Any, _: str) -> Any:
+            return list(leaf) if isinstance(leaf, Items) else leaf
+
+        args, kwargs = _map_leaves([self.args, self.kwargs], plain)
         return module(*args.values(), **kwargs)
 
     def moved(self, unit: Callable[[torch.Tensor], float]) -> Rows:
@@ -318,16 +322,6 @@ def _with_items(value: Any, rows: int) -> Any:
 
 def _is_leaf(value: Any) -> bool:
     return isinstance(value, torch.Tensor | PackedSequence | np.ndarray)
-
-
-def _without_items(value: Any) -> Any:
-    if isinstance(value, Items):
-        return list(value)
-    if type(value) is dict:
-        return {key: _without_items(item) for key, item in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(_without_items(item) for item in value)
-    return value
 
 
 def _changed_items(items: Items, own: range, other: range, change: Change) -> Items:

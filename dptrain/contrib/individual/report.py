@@ -280,7 +280,8 @@ class IndividualReport:
             ValueError: naming the group and the examples, where one is empty, names an example
                 that is not there or one twice, or lacks a loss; if a length is wrong.
         """
-        return group_table(self, groups, losses)
+        spent = {name: getattr(self, name) for name in ("epsilon", "active", "delta")}
+        return group_table(groups, losses, **spent)
 
     def save(self, path: str | pathlib.Path, *, overwrite: bool = False) -> pathlib.Path:
         """Write a CSV that says that it is private, readable by its owner only.

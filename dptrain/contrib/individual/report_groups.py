@@ -7,44 +7,20 @@ import dataclasses
 import io
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dptrain.core import Array, aligned
-from dptrain.individual import Indices
+from dptrain.individual import Indices, Mask
 from dptrain.reporting import MARK, WARNING, free_path, has_line_break, in_place
 
 DEFAULT_NAME = "group_privacy_NOT_FOR_RELEASE.csv"
 _SHOWN = 5  # examples that an error names
 
 Groups = Mapping[str, npt.ArrayLike]
-
-
-class Spent(Protocol):
-    """The part of an individual report that a table by groups needs."""
-
-    @property
-    def size(self) -> int:
-        """Number of examples."""
-        ...
-
-    @property
-    def epsilon(self) -> Array:
-        """The ε that each example has spent, shape (N,)."""
-        ...
-
-    @property
-    def active(self) -> npt.NDArray[np.bool_]:
-        """True for the examples that can still take part, shape (N,)."""
-        ...
-
-    @property
-    def delta(self) -> float:
-        """The δ of every epsilon."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,14 +114,23 @@ class GroupTable:
         return path
 
 
-def group_table(report: Spent, groups: Groups, losses: npt.ArrayLike | None = None) -> GroupTable:
-    """A table of each group's spending, and of the mean of its losses."""
+def group_table(
+    groups: Groups, losses: npt.ArrayLike | None, *, epsilon: Array, active: Mask, delta: float
+) -> GroupTable:
+    """A table of each group's spending, and of the mean of its losses.
+
+    Args:
+        groups, losses: as of ``IndividualReport.by_group``.
+        epsilon: that each example has spent at ``delta``, shape (N,).
+        active: which examples can still take part, shape (N,).
+        delta: of every ε.
+    """
     if not groups:
         raise ValueError("groups={}: name at least one, for instance {'no condition': mask}")
-    values = None if losses is None else _losses(losses, report.size)
+    values = None if losses is None else _losses(losses, len(epsilon))
     rows = []
     for name, given in groups.items():
-        members = _members(str(name), given, report.size)
+        members = _members(str(name), given, len(epsilon))
         if has_line_break(str(name)):
             raise ValueError(f"groups: {name!r} has a line break; name it in one line")
         loss = None
@@ -155,12 +140,12 @@ def group_table(report: Spent, groups: Groups, losses: npt.ArrayLike | None = No
             GroupRow(
                 group=str(name),
                 size=len(members),
-                mean_epsilon=float(report.epsilon[members].mean()),
-                share_active=float(report.active[members].mean()),
+                mean_epsilon=float(epsilon[members].mean()),
+                share_active=float(active[members].mean()),
                 mean_loss=loss,
             )
         )
-    return GroupTable(delta=report.delta, rows=tuple(rows))
+    return GroupTable(delta=delta, rows=tuple(rows))
 
 
 def plain(values: Any) -> npt.NDArray[Any]:

@@ -14,8 +14,12 @@ import torch
 from dptrain.core import checks
 from dptrain.noise.generators.normals import Normals
 from dptrain.noise.generators.threads import for_each
-from dptrain.noise.streams.grid import finest_bits, largest_deviation, stored_bits
-from dptrain.noise.streams.growth import check_growth
+from dptrain.noise.streams.grid import (
+    check_growth,
+    finest_bits,
+    largest_deviation,
+    stored_bits,
+)
 from dptrain.noise.streams.history import History, check_private_folder
 from dptrain.noise.streams.kernels import add_past, put_on_grid
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.linear_norms import pad
+from dptrain.clipping.base.linear_norms import outer_norms
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.bookkeeping.uses.outer import scaled
 from dptrain.clipping.bookkeeping.uses.use import CHUNK, Use
@@ -14,8 +14,8 @@ from dptrain.clipping.bookkeeping.uses.use import CHUNK, Use
 class Routed(Use):
     """g_i has Σ_{t: e_it = e} l_it r_itᵀ for its expert e.
 
-    Products of positions of different experts are no part of ‖g_i‖², so the Gram form of
-    ``OuterProducts`` leaves them out (docs/theory/clipping.md#thm-outer-norms).
+    Products of positions of different experts are no part of ‖g_i‖²
+    (docs/theory/clipping.md#thm-outer-norms).
 
     Args:
         left: l, shape (rows, positions, m).
@@ -56,22 +56,7 @@ class Routed(Use):
     @override
     def norms(self) -> torch.Tensor:
         """Ghost norms, a few examples at a time, rounded up where positions cancel."""
-        sizes = self.left.shape[2] + self.right.shape[2]
-        step = max(1, CHUNK // (5 * self.positions**2 + 2 * self.positions * sizes))
-        found = [self.left.new_empty(0, dtype=torch.float64)]
-        for start in range(0, self.rows, step):
-            left = self.left[start : start + step].double()
-            right = self.right[start : start + step].double()
-            experts = self.experts[start : start + step]
-            gram = torch.bmm(left, left.transpose(1, 2))
-            other = torch.bmm(right, right.transpose(1, 2))
-            roots = [g.diagonal(dim1=1, dim2=2).sqrt() for g in (gram, other)]
-            lengths = (roots[0] * roots[1]).sum(1)
-            gram = gram.mul_(other).masked_fill_(experts[:, None] != experts[:, :, None], 0.0)
-            squares = gram.sum(2).sum(1).clamp(min=0)
-            relative = pad(self.left.dtype, sizes + 2 * self.positions)
-            found.append(squares + relative * lengths.square())
-        return torch.cat(found).sqrt().to(self.left.dtype)
+        return outer_norms(self.left, self.right, CHUNK, kinds=self.experts)
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:

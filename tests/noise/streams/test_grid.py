@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream
-from dptrain.noise.streams.growth import check_growth
+from dptrain.noise.streams.grid import check_growth
 from dptrain.strategies import (
     BLT,
     BSR,
