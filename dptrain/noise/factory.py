@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from dptrain.core import checks
-from dptrain.noise.streams import (
-    FlatStream,
-    NoiseStream,
-    RegenerationStream,
-    Shard,
-    check_growth,
-    stream_class,
-)
+from dptrain.noise.streams import FlatStream, RegenerationStream, Shard, stream_class
 from dptrain.strategies import Strategy
 
 
@@ -34,7 +26,7 @@ def noise_stream(
     shard: tuple[int, int] | None = None,
     pieces: Sequence[Sequence[int]] | None = None,
     folder: str | os.PathLike[str] | None = None,
-) -> NoiseStream:
+) -> FlatStream:
     """Rows of C^-1 Z for tensors shaped ``like`` these, one a step.
 
     Args:
@@ -63,9 +55,9 @@ def noise_stream(
     Raises:
         TypeError: if an argument is of another type.
         ValueError: if no stream serves the strategy, it does not fit the steps, or another
-            argument is out of range; if ``pieces`` do not fit the tensors, stand beside ``shard``,
-            or are for a stream that is no ``FlatStream``; if ``folder`` is for such a stream, for
-            noise on another device, or stands beside ``regenerate``.
+            argument is out of range; if ``pieces`` do not fit the tensors or stand beside
+            ``shard``; if ``folder`` is for noise on another device, or stands beside
+            ``regenerate``.
         OSError: if ``folder`` is not there, is open to others (``PermissionError``), or has less
             room than the buffers take.
     """
@@ -84,42 +76,23 @@ def noise_stream(
     for tensor in like:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{checks.named('like', like)} must be a sequence of tensors")
-    options: dict[str, Any] = {
-        "steps": steps,
-        "like": like,
-        "seed": seed,
-        "secure": secure,
-        "dtype": dtype,
-        "per_parameter": per_parameter,
-    }
-    kind: Callable[..., NoiseStream]
-    kind = RegenerationStream if regenerate else stream_class(type(strategy))
-    opened_cut = inspect.isclass(kind) and issubclass(kind, FlatStream)
-    if cut is not None and opened_cut:
-        options["shard"] = cut
-    if pieces is not None:
-        if cut is not None:
-            raise ValueError("shard= and pieces= are both given: state one of the two")
-        if not opened_cut:
-            raise ValueError(
-                f"pieces= with a {getattr(kind, '__name__', kind)}, which draws noise for whole "
-                "tensors or equal slices: derive the stream from FlatStream, or leave pieces out"
-            )
-        options["pieces"] = pieces
+    if cut is not None and pieces is not None:
+        raise ValueError("shard= and pieces= are both given: state one of the two")
     if folder is not None:
         checks.instance("folder", folder, (str, os.PathLike))
-        if not opened_cut:
-            raise ValueError(
-                f"folder= with a {getattr(kind, '__name__', kind)}, which keeps its own buffers: "
-                "derive the stream from FlatStream, or leave folder out"
-            )
-        options["folder"] = os.fspath(folder)
-    stream = kind(strategy, **options)
-    if cut is not None and not opened_cut:
-        stream = stream.shard(cut.rank, cut.world)
-    if not isinstance(stream, FlatStream):  # which has looked itself
-        check_growth(strategy.bind(stream.steps), stream.steps)
-    return stream
+    kind = RegenerationStream if regenerate else stream_class(type(strategy))
+    return kind(
+        strategy,
+        steps=steps,
+        like=like,
+        seed=seed,
+        secure=secure,
+        dtype=dtype,
+        per_parameter=per_parameter,
+        shard=cut,
+        pieces=pieces,
+        folder=folder,
+    )
 
 
 def _shard(shard: Any) -> Shard:

@@ -3,7 +3,6 @@
 from dptrain.noise.streams.blt import BLTStream
 from dptrain.noise.streams.convolution import ConvolutionStream
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.noise.streams.grid import check_growth
 from dptrain.noise.streams.history import check_private_folder
 from dptrain.noise.streams.layout import Block, Shard, shard_pieces
 from dptrain.noise.streams.regeneration import RegenerationStream
@@ -22,7 +21,6 @@ __all__ = [
     "RingBufferStream",
     "Shard",
     "TreeStream",
-    "check_growth",
     "check_private_folder",
     "register_noise_stream",
     "shard_pieces",

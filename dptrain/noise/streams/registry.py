@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dptrain.core import checks
-from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise.streams.flat import FlatStream
 from dptrain.strategies import Strategy
 
-_STREAMS: dict[type, type[NoiseStream]] = {}
+_STREAMS: dict[type, type[FlatStream]] = {}
 
-N = TypeVar("N", bound=type[NoiseStream])
+N = TypeVar("N", bound=type[FlatStream])
 
 
 def register_noise_stream(*strategies: type) -> Callable[[N], N]:
@@ -32,10 +32,7 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
         strategies: what the stream serves; an abstract base stands for all that derive from it.
 
     Returns:
-        A decorator of a concrete ``NoiseStream`` whose instances are made as
-        ``FlatStream(strategy, steps=, like=, seed=, secure=, dtype=, per_parameter=)``; one that
-        derives from ``FlatStream`` may be given ``shard=``, ``pieces=`` and ``folder=`` too, and
-        passes them on.
+        A decorator of a concrete ``FlatStream`` that is made with the same arguments.
 
     Raises:
         TypeError: if a class is of another kind, or the stream abstract.
@@ -59,8 +56,8 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
 
     def register(stream: N) -> N:
         name = getattr(stream, "__name__", checks.shown(stream))
-        if not isinstance(stream, type) or not issubclass(stream, NoiseStream):
-            raise TypeError(f"{call}: {name} must be a subclass of NoiseStream")
+        if not isinstance(stream, type) or not issubclass(stream, FlatStream):
+            raise TypeError(f"{call}: {name} must be a subclass of FlatStream")
         if missing := sorted(stream.__abstractmethods__):
             raise TypeError(f"{call}: {name} is abstract, it lacks {', '.join(missing)}")
         for kind in strategies:
@@ -76,7 +73,7 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
     return register
 
 
-def _serving(kind: type) -> type[NoiseStream] | None:
+def _serving(kind: type) -> type[FlatStream] | None:
     """The stream of the nearest class, if one has any."""
     return next((_STREAMS[base] for base in kind.__mro__ if base in _STREAMS), None)
 
@@ -90,7 +87,7 @@ def _origin(stream: type) -> str:
     return f"{stream.__module__}.{stream.__qualname__}"
 
 
-def stream_class(strategy: type[Strategy]) -> Callable[..., NoiseStream]:
+def stream_class(strategy: type[Strategy]) -> type[FlatStream]:
     """The stream that serves a class of strategies, as ``register_noise_stream`` says.
 
     Raises:

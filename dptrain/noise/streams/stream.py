@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from dptrain.noise.generators.normals import Normals
-from dptrain.noise.streams.kernels import put_on_grid
 
 
 class NoiseStream(ABC):
@@ -38,6 +37,7 @@ class NoiseStream(ABC):
     grid_bits: int
     normals: Normals
 
+    @abstractmethod
     def release(self, sums: Sequence[torch.Tensor | None], deviation: float) -> list[torch.Tensor]:
         """Sums on the grid, with the next row of noise: what may leave the machine.
 
@@ -58,8 +58,6 @@ class NoiseStream(ABC):
             RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
             ValueError: if there is not a sum for each parameter.
         """
-        grid = grid_of(deviation, self.grid_bits)
-        return [_noisy(total, row, grid) for total, row in zip(sums, next(self), strict=True)]
 
     @abstractmethod
     def __next__(self) -> list[torch.Tensor]:
@@ -124,13 +122,6 @@ class NoiseStream(ABC):
             ValueError: if they were saved for other shapes, another strategy or another run length,
                 or lack entries of this stream or shard.
         """
-
-
-def _noisy(total: torch.Tensor | None, row: torch.Tensor, grid: float) -> torch.Tensor:
-    values = torch.zeros_like(row, dtype=torch.float32) if total is None else total
-    if grid:
-        put_on_grid(values, row.double(), grid)
-    return values
 
 
 def grid_of(deviation: float, grid_bits: int) -> float:

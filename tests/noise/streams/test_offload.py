@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dptrain.noise import factory, noise_stream
-from dptrain.noise.streams import ConvolutionStream, NoiseStream, history
+from dptrain.noise.streams import ConvolutionStream, history
 from dptrain.noise.streams.layout import Layout
 from dptrain.strategies import BISR, BLT, BSR, BandMF, Identity, TreeRestart
 from tests.helpers.nameless import nameless_files
@@ -406,13 +406,6 @@ def test_what_cannot_be_in_a_file_is_refused(folder, monkeypatch):
 
     monkeypatch.setattr(factory, "stream_class", lambda _: OnesStream)
     with pytest.raises(ValueError, match="OnesStream, whose buffers do not begin as zeros"):
-        open_stream(BSR(bands=4), folder=folder)
-
-    class OtherStream(NoiseStream):
-        """Of somebody who knows nothing of folders."""
-
-    monkeypatch.setattr(factory, "stream_class", lambda _: OtherStream)
-    with pytest.raises(ValueError, match="folder= with a OtherStream, which keeps its own"):
         open_stream(BSR(bands=4), folder=folder)
 
 
