@@ -29,7 +29,7 @@ from dptrain.engine.release_ledger import checksum
 from dptrain.engine.sealed import check_seal, on_cpu, seal
 from dptrain.engine.shards import MODULE_PIECES, DividedModule, Shards
 from dptrain.engine.sliced import PIECES, all_of, for_each_part
-from dptrain.noise import NoiseStream
+from dptrain.noise import FlatStream
 
 _RUN = "run"  # under which all of it lies
 _REST = "rest"  # what is not in tensors of their own, as bytes
@@ -47,7 +47,7 @@ class Holder:
     ranks: Ranks
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    noise: NoiseStream
+    noise: FlatStream
     shards: Shards | None
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from dptrain.engine.sliced import SlicedOptimizer, in_pieces, joined_states
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
-from dptrain.noise import NoiseStream, Rounding
+from dptrain.noise import FlatStream, Rounding
 from dptrain.sampling import MicroBatch, PrivateLoader, Scheme
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class PrivateOptimizer(DPOptimizer):
         request: RunRequest,
         *,
         mechanism: MatrixMechanism,
-        noise: NoiseStream,
+        noise: FlatStream,
         attached: Attached,
         loader: PrivateLoader,
         ledger: StepLedger,

@@ -28,7 +28,7 @@ from dptrain.engine.sliced import whole_because
 from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
-from dptrain.noise import NoiseStream, noise_stream
+from dptrain.noise import FlatStream, noise_stream
 from dptrain.sampling import Poisson, PrivateLoader, Scheme, check_microbatches
 from dptrain.sampling.loading import check_length, check_sampler, length_of
 from dptrain.strategies import Identity, Strategy
@@ -64,7 +64,7 @@ class RunRequest(RunArguments):
         return self.target_delta
 
     @property
-    def open_noise(self) -> Callable[..., NoiseStream]:
+    def open_noise(self) -> Callable[..., FlatStream]:
         """``noise_stream`` with the options of the run."""
         options = self.noise
         return functools.partial(

@@ -13,7 +13,7 @@ from torch import nn
 from dptrain.clipping.base import summing_dtype
 from dptrain.distributed import FullySharded, Ranks, is_divided, local_of
 from dptrain.engine.sliced import SlicedOptimizer, laid_out_like, whole_because
-from dptrain.noise import NoiseStream, shard_pieces
+from dptrain.noise import FlatStream, shard_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Shards:
     def add_noise(
         self,
         parameters: Sequence[Any],
-        noise: NoiseStream,
+        noise: FlatStream,
         deviation: float,
         scales: Sequence[torch.Tensor | None] | None,
     ) -> None:

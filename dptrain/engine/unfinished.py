@@ -9,7 +9,7 @@ import os
 
 from dptrain.core import remember_globals
 from dptrain.mechanism import MatrixMechanism
-from dptrain.noise import NoiseStream
+from dptrain.noise import FlatStream
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Boundary:
         first: whether this process speaks for all ranks.
     """
 
-    def __init__(self, mechanism: MatrixMechanism, noise: NoiseStream, *, first: bool) -> None:
+    def __init__(self, mechanism: MatrixMechanism, noise: FlatStream, *, first: bool) -> None:
         self._mechanism, self._noise, self._first = mechanism, noise, first
         self.restart()
 

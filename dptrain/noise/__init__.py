@@ -5,7 +5,6 @@ from dptrain.noise.rounding import Rounding
 from dptrain.noise.streams import (
     Block,
     FlatStream,
-    NoiseStream,
     check_private_folder,
     register_noise_stream,
     shard_pieces,
@@ -14,7 +13,6 @@ from dptrain.noise.streams import (
 __all__ = [
     "Block",
     "FlatStream",
-    "NoiseStream",
     "Rounding",
     "check_private_folder",
     "noise_stream",

@@ -43,7 +43,7 @@ def noise_stream(
         per_parameter: a flat row per parameter, not one for all parameters of a device: no
             allocation is larger than a parameter. The noise of a seed is then another.
         shard: (rank, world) of one of ``world`` equal slices, whose noise alone is drawn and kept;
-            as ``NoiseStream.shard``, without the memory of the whole at any time.
+            as ``FlatStream.shard``, without the memory of the whole at any time.
         pieces: in place of a shard, which entries of each flattened tensor noise is drawn and kept
             for: (first, one past the last) for each of ``like``. The noise of an entry is that of
             the whole stream, so that any division among processes gives the same noise.

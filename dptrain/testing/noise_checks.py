@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dptrain.core import Array
-from dptrain.noise import NoiseStream, noise_stream
+from dptrain.noise import FlatStream, noise_stream
 from dptrain.noise.generators import Normals
 from dptrain.strategies import Strategy
 from dptrain.testing.requiring import require
@@ -86,7 +86,7 @@ class NoiseChecks(ABC):
         like: list[torch.Tensor] | None = None,
         strategy: Strategy | None = None,
         **options: Any,
-    ) -> NoiseStream:
+    ) -> FlatStream:
         """The stream of the checks."""
         if strategy is None:
             strategy = self.bound() if steps in (None, self.steps) else self.make_strategy()
@@ -136,7 +136,7 @@ class NoiseChecks(ABC):
             return inverse
         return np.asarray(np.linalg.cholesky(inverse @ inverse.T))
 
-    def rounding(self, stream: NoiseStream) -> Array:
+    def rounding(self, stream: FlatStream) -> Array:
         """The largest move of the rows of Z by rounding: shape (steps,), in standard deviations.
 
         The noise is ⌊z_t + u_t⌉. Rounding it to a coarser grid than that of z_t moves z_t by half a
@@ -150,11 +150,11 @@ class NoiseChecks(ABC):
         finer = np.array([bits > stream.grid_bits for bits, _ in self.draws()])
         return np.asarray(stream.rounding_error + 0.5 * units * finer)
 
-    def rows(self, stream: NoiseStream, count: int) -> list[list[torch.Tensor]]:
+    def rows(self, stream: FlatStream, count: int) -> list[list[torch.Tensor]]:
         """The next rows, copied (a stream may reuse its memory)."""
         return [[tensor.clone() for tensor in next(stream)] for _ in range(count)]
 
-    def matrix(self, stream: NoiseStream) -> Array:
+    def matrix(self, stream: FlatStream) -> Array:
         """All rows of a stream, flattened, in standard deviations of Z: shape (steps, D)."""
         return np.array(
             [
@@ -169,7 +169,7 @@ class NoiseChecks(ABC):
             for tensor_a, tensor_b in zip(row_a, row_b, strict=True):
                 require(torch.equal(tensor_a, tensor_b))
 
-    def assert_solves(self, noise: Array, z: Array, stream: NoiseStream) -> None:
+    def assert_solves(self, noise: Array, z: Array, stream: FlatStream) -> None:
         """``noise`` is L z up to how far rounding moved z, and the 1e-12 of products in float64."""
         factor = self.factor()
         moved = np.abs(factor) @ self.rounding(stream)
@@ -177,6 +177,6 @@ class NoiseChecks(ABC):
         require(np.all(np.abs(noise - factor @ z) <= moved[:, None] + 1e-12 * gain))
 
 
-def units(row: torch.Tensor, stream: NoiseStream) -> Array:
+def units(row: torch.Tensor, stream: FlatStream) -> Array:
     """A row of noise in standard deviations of Z, float64."""
     return np.asarray(row.double().cpu().numpy() * 2.0**-stream.grid_bits)

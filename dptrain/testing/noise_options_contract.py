@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise import NoiseStream
+from dptrain.noise import FlatStream
 from dptrain.noise.generators import chunk_length
 from dptrain.testing.noise_checks import SEED, NoiseChecks, units
 from dptrain.testing.requiring import require
@@ -134,7 +134,7 @@ class NoiseOptionsContract(NoiseChecks):
     # -- shards ----------------------------------------------------------------------------------
 
     def assert_put_together(
-        self, shards: list[NoiseStream], whole: NoiseStream, steps: int, dtype: torch.dtype
+        self, shards: list[FlatStream], whole: FlatStream, steps: int, dtype: torch.dtype
     ) -> None:
         """The shards' entries, one rank's after the other's, are those of the whole stream.
 
@@ -153,7 +153,7 @@ class NoiseOptionsContract(NoiseChecks):
                 self.assert_same(found, tensor, whole, dtype)
 
     def assert_same(
-        self, a: torch.Tensor, b: torch.Tensor, stream: NoiseStream, dtype: torch.dtype
+        self, a: torch.Tensor, b: torch.Tensor, stream: FlatStream, dtype: torch.dtype
     ) -> None:
         """Equal numbers; where buffers are bfloat16, within a unit of these."""
         if dtype is torch.float32:

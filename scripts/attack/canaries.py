@@ -34,7 +34,7 @@ from dptrain import (
     PrivacyEngine,
     account,
 )
-from dptrain.noise import NoiseStream
+from dptrain.noise import FlatStream
 from scripts.attack.harness import Finding, Part
 from tests.oracles import enumeration
 from tests.oracles.random_mechanisms import matrix_of
@@ -112,7 +112,7 @@ def observe(subject: MatrixMechanism, seed: int, *, sabotage: float = 1.0) -> tu
 class _Quieter:
     """A stream of noise that adds less than it says."""
 
-    def __init__(self, stream: NoiseStream, factor: float) -> None:
+    def __init__(self, stream: FlatStream, factor: float) -> None:
         self._stream, self._factor = stream, factor
 
     def __getattr__(self, name: str) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from dptrain.noise import NoiseStream, noise_stream
+from dptrain.noise import FlatStream, noise_stream
 from dptrain.noise.generators import Normals
 from dptrain.strategies import BISR, BLT, BSR, Identity, Strategy, TreeRestart
 from scripts import results
@@ -50,13 +50,13 @@ def strategies(bands: list[int]) -> dict[str, tuple[Strategy, dict[str, Any]]]:
     return timed
 
 
-def open_stream(name: str, bands: list[int], like: list[torch.Tensor]) -> NoiseStream:
+def open_stream(name: str, bands: list[int], like: list[torch.Tensor]) -> FlatStream:
     """A new stream; its ring is not filled yet."""
     strategy, options = strategies(bands)[name]
     return noise_stream(strategy, steps=STEPS, like=like, seed=1 << 100, **options)
 
 
-def steps_to_fill(name: str, stream: NoiseStream, options: argparse.Namespace) -> int:
+def steps_to_fill(name: str, stream: FlatStream, options: argparse.Namespace) -> int:
     """Steps after which every row of the buffers has been written, or every draw is repeated."""
     if "regenerate" in strategies(options.bands)[name][1]:
         return options.bands[0]

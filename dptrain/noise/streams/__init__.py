@@ -8,7 +8,6 @@ from dptrain.noise.streams.layout import Block, Shard, shard_pieces
 from dptrain.noise.streams.regeneration import RegenerationStream
 from dptrain.noise.streams.registry import register_noise_stream, stream_class
 from dptrain.noise.streams.ring_buffer import RingBufferStream
-from dptrain.noise.streams.stream import NoiseStream
 from dptrain.noise.streams.tree import TreeStream
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Block",
     "ConvolutionStream",
     "FlatStream",
-    "NoiseStream",
     "RegenerationStream",
     "RingBufferStream",
     "Shard",

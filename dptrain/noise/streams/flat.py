@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ from dptrain.noise.generators.threads import for_each
 from dptrain.noise.streams.grid import (
     check_growth,
     finest_bits,
+    grid_of,
     largest_deviation,
     stored_bits,
 )
@@ -24,17 +25,24 @@ from dptrain.noise.streams.history import History, check_private_folder
 from dptrain.noise.streams.kernels import add_past, put_on_grid
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly, scratch
-from dptrain.noise.streams.stream import NoiseStream, grid_of
 from dptrain.strategies import Strategy
 
 _STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "blocks", "buffers"}
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-class FlatStream(NoiseStream):
-    """A stream that works on flat rows, block by block, on as many threads as torch uses.
+class FlatStream(ABC):
+    """Draws the rows of C^-1 Z, one a step, with Z i.i.d. standard normal, on a public grid.
 
-    A subclass allocates the buffers of a block in ``_allocate``, looks up what a step needs in
+    All streams give C·noise = Z up to the grid (docs/theory/noise.md#thm-streams;
+    ``test_strategy_times_noise_is_z``), and what ``release`` returns is as private as
+    C x + σ z up to what docs/theory/noise.md#thm-release counts. The noise has unit variance per
+    entry of Z; ``release`` scales grid and noise by σ·R, so a schedule of R stays right. Row t is a
+    pure function of (seed, t, shapes). Where C has more rows than columns (a tree), C^-1 stands for
+    its left inverse.
+
+    Rows are flat, and are worked on block by block, on as many threads as torch uses. A subclass
+    allocates the buffers of a block in ``_allocate``, looks up what a step needs in
     ``_start_step``, and turns z_t into the noise of step t in ``_correlate``, which other
     threads call for other blocks at the same time. ``release`` adds the noise to the sums block by
     block, while it is in cache: no row of it is ever whole.
@@ -67,6 +75,12 @@ class FlatStream(NoiseStream):
         pieces: in place of it, what it owns of each flattened tensor: first entry, one past the
             last.
         folder: where the buffers are kept in a file, not in memory; for noise on the CPU.
+
+    Attributes:
+        steps: n.
+        step: index (from 0) of the row that the next call draws.
+        grid_bits: j, where the noise is in units of 2^-j.
+        normals: what draws Z.
 
     Raises:
         ValueError: if the strategy does not fit ``steps`` or its noise grows too large
@@ -195,7 +209,7 @@ class FlatStream(NoiseStream):
         Those of a stream that is to take a ``folder`` are zero.
         """
 
-    def _start_step(self) -> None:
+    def _start_step(self) -> None:  # noqa: B027
         """Called once before the blocks of step ``self.step``."""
 
     @abstractmethod
@@ -266,6 +280,13 @@ class FlatStream(NoiseStream):
             out.copy_(kept)
 
     def __next__(self) -> list[torch.Tensor]:
+        """The next row in units of 2^-``grid_bits``, an int64 tensor per parameter with its shape.
+
+        To look at; ``release`` is what adds it to sums.
+
+        Raises:
+            RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
+        """
         sizes = [high - low for low, high in self._pieces]
         rows = [
             torch.empty(size, dtype=torch.int64, device=self._layout.devices[group])
@@ -283,7 +304,25 @@ class FlatStream(NoiseStream):
         ]
 
     def release(self, sums: Sequence[torch.Tensor | None], deviation: float) -> list[torch.Tensor]:
-        """The release of every stream, in place where a sum is contiguous."""
+        """Sums on the grid, with the next row of noise: what may leave the machine.
+
+        With h = ``deviation``·2^-``grid_bits`` it is h·(⌊sum/h⌉ + noise), a whole number times h
+        that is rounded to the dtype of the sum: post-processing of the whole number
+        (docs/theory/noise.md#thm-release). Noise that is added to a sum in floating point instead
+        tells what the sum was (docs/guides/floating-point.md).
+
+        Args:
+            sums: clipped sums, a tensor per parameter with its shape and device, overwritten where
+                it is contiguous; ``None`` for a parameter that has none.
+            deviation: σ·R; 0 for no noise.
+
+        Returns:
+            The noisy sums, in the dtypes of the sums.
+
+        Raises:
+            RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
+            ValueError: if there is not a sum for each parameter.
+        """
         sizes = [high - low for low, high in self._pieces]
         if [None if total is None else total.numel() for total in sums] != [
             None if total is None else size for total, size in zip(sums, sizes, strict=True)
@@ -364,6 +403,17 @@ class FlatStream(NoiseStream):
         return sum(b.numel() * b.element_size() for buffers in self._buffers for b in buffers)
 
     @property
+    def rounding_error(self) -> float | None:
+        """An upper bound on the rounding error of a number of Z, in standard deviations.
+
+        The noise is ⌊z_t + u_t⌉ for a u_t that is computed of earlier rows, and the bound is on
+        what u_t is off from -Σ_{l≥1} C_{t,t-l} y_{t-l}, y the noise itself, in units of z_t's
+        standard deviation (docs/theory/noise.md#thm-release). ``None``, as here, where it is not
+        known, which the guarantee of a run tells.
+        """
+        return None
+
+    @property
     def _keeps(self) -> bool:
         """True if anything is kept of an entry, be it one of this shard or of another."""
         return any(buffer.numel() for buffer in self._allocate(torch.empty(1)))
@@ -380,7 +430,19 @@ class FlatStream(NoiseStream):
         )
 
     def shard(self, rank: int, world: int) -> Self:
-        """A new stream for one of ``world`` slices; in a long row they start at multiples of 64."""
+        """A new stream for one of ``world`` equal slices of the flattened parameters.
+
+        Its tensors are those entries of each flattened parameter that the slice holds
+        (``shard_pieces``): one-dimensional and maybe empty, or of the parameter's shape where these
+        are all of its entries. Put together, the tensors of all ranks are this stream's (up to the
+        last bits: some processors round products by position). Memory and work are those of the
+        slice. Every rank must use the same seed. In a long row slices
+        start at multiples of 64.
+
+        Raises:
+            ValueError: unless 0 ≤ rank < world.
+            RuntimeError: if this stream has been used, or is a shard already.
+        """
         if self.step or self._shard != Shard():
             state = f"at step={self.step}" if self.step else "a shard already"
             raise RuntimeError(

@@ -65,6 +65,16 @@ def stored_bits(deviation: float) -> int:
     return math.floor(31 - math.log2(DEVIATIONS * deviation))
 
 
+def grid_of(deviation: float, grid_bits: int) -> float:
+    """h = ``deviation``·2^-``grid_bits``; 0 for a run without noise and without privacy."""
+    if deviation == 0.0:
+        return 0.0
+    grid = math.ldexp(deviation, -grid_bits)
+    if not 0 < grid < math.inf or math.isinf(1.0 / grid):  # NaN is neither
+        raise ValueError(f"deviation={deviation}: must be positive, and neither tiny nor infinite")
+    return grid
+
+
 def largest_deviation(strategy: Strategy, steps: int) -> float:
     """The largest standard deviation of a step's noise, or a bound, in those of Z."""
     growth = float(strategy.noise_growth(steps).max())  # over that of uncorrelated noise
