@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -121,42 +122,40 @@ class Parted(Use):
             if last > first:
                 yield part.records[first:last] - start, part, first, last
 
-    @override
-    def per_example(self, start: int, stop: int) -> torch.Tensor:
+    def _put_together(
+        self, start: int, stop: int, made: Callable[[Part, int, int], torch.Tensor]
+    ) -> torch.Tensor:
+        """For the records in the range what is made of each part, in their places."""
         found: torch.Tensor | None = None
         for places, part, first, last in self._within(start, stop):
-            rows = part.uses[0].per_example(first, last)
-            for use in part.uses[1:]:
-                rows = rows + use.per_example(first, last)
-            found = rows.new_empty(stop - start, *self.shape) if found is None else found
+            rows = made(part, first, last)
+            found = rows.new_empty(stop - start, *rows.shape[1:]) if found is None else found
             found[places.to(rows.device)] = rows
         assert found is not None
         return found
+
+    @override
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        def added(part: Part, first: int, last: int) -> torch.Tensor:
+            each = (use.per_example(first, last) for use in part.uses)
+            return functools.reduce(torch.add, each)
+
+        return self._put_together(start, stop, added)
 
     @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        found: torch.Tensor | None = None
-        most = 0
-        for places, part, first, last in self._within(start, stop):
-            rows, terms = part.uses[0].magnitudes(first, last)
-            for use in part.uses[1:]:
-                more, others = use.magnitudes(first, last)
-                rows, terms = rows + more, terms + others
-            most = max(most, terms + len(part.uses))
-            found = rows.new_empty(stop - start, *self.shape) if found is None else found
-            found[places.to(rows.device)] = rows
-        assert found is not None
-        return found, most
+        terms: list[int] = []
+
+        def added(part: Part, first: int, last: int) -> torch.Tensor:
+            rows, counts = zip(*(use.magnitudes(first, last) for use in part.uses), strict=True)
+            terms.append(sum(counts) + len(part.uses))
+            return functools.reduce(torch.add, rows)
+
+        return self._put_together(start, stop, added), max(terms)
 
     @override
     def norms(self) -> torch.Tensor:
-        found: torch.Tensor | None = None
-        for part in self.parts:
-            own = norms_of_sum(list(part.uses))
-            found = own.new_empty(self.rows) if found is None else found
-            found[part.records.to(own.device)] = own
-        assert found is not None
-        return found
+        return self._put_together(0, self.rows, lambda part, _, __: norms_of_sum(list(part.uses)))
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:

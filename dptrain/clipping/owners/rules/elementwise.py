@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dptrain.clipping.owners.maps import is_shared, join, join_all, join_along, shared, thin
+from dptrain.clipping.owners.rules.along import broadcasts
 from dptrain.clipping.owners.rules.calls import Call, Map, names, rule
 
 _POINTWISE = names("""
@@ -39,15 +40,10 @@ _FACTORIES = names("""
 def pointwise(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """Each element of those at its place, if these broadcast to it."""
     found = join(*call.maps()) if call.maps() else shared(())
-    return [_broadcast(found, call, t) for t in results]
-
-
-def _broadcast(found: Map, call: Call, result: torch.Tensor) -> Map:
-    shape = found.shape
-    pairs = zip(reversed(shape), reversed(result.shape), strict=False)
-    if len(shape) <= result.dim() and all(a in (1, b) for a, b in pairs):
-        return found
-    return join(*(join_all(m) for m in call.maps()))
+    return [
+        found if broadcasts(found, t) else join(*(join_all(m) for m in call.maps()))
+        for t in results
+    ]
 
 
 @rule("bucketize", "isin", "searchsorted")
