@@ -1,20 +1,8 @@
 """Audits: attempts to tell from what a run releases whether an example was in it."""
 
 from dptrain.auditing.canaries import CanaryAudit, CanaryRun, audit_canaries, run_canaries
-from dptrain.auditing.conformity import (
-    Finding,
-    check_noise,
-    check_participations,
-    power_against_scaled_noise,
-)
-from dptrain.auditing.counting import (
-    Count,
-    StatedCurve,
-    count,
-    count_epsilon,
-    most_countable,
-    power_of_counting,
-)
+from dptrain.auditing.conformity import Finding, check_noise, check_participations
+from dptrain.auditing.counting import Count, StatedCurve, count, count_epsilon, most_countable
 from dptrain.auditing.draws import noises, participations
 from dptrain.auditing.final_model import FinalModelAudit, audit_final_model
 from dptrain.auditing.importance import DeltaEstimate, TiltedRuns, tilted_runs
@@ -80,8 +68,6 @@ __all__ = [
     "plant_canaries",
     "plot_audit",
     "plot_canaries",
-    "power_against_scaled_noise",
-    "power_of_counting",
     "run_canaries",
     "run_user_canaries",
     "tilted_runs",

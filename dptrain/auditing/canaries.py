@@ -10,8 +10,6 @@ the noise alone. Users as canaries (``users.canaries``) play on the same stage.
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +18,11 @@ from torch import nn
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from dptrain.auditing.conformity import Finding, check_noise, verdict
+from dptrain.auditing.conformity import Finding, check_noise
 from dptrain.auditing.counting import Count, StatedCurve, count
 from dptrain.auditing.draws import key
 from dptrain.auditing.laws import Game, game_of
-from dptrain.auditing.one_run import OneRun, audit_one_run
+from dptrain.auditing.one_run import OneRunAudit, audit_one_run
 from dptrain.core import Array, checks
 from dptrain.engine import Gradients, PrivacyEngine
 from dptrain.individual import IndividualFilter
@@ -77,51 +75,27 @@ class CanaryRun:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CanaryAudit:
+class CanaryAudit(OneRunAudit):
     """The evidence of one run with canaries, beside the statement about its mechanism.
 
     Attributes:
-        canaries: m, how many were put into the data set, in or out by a fair coin.
         who: what they are, in words.
-        others: the other examples of the data set; 0: the canaries are all of it, and nobody's data
-            is in the run.
         spare: coordinates that showed noise alone.
-        epsilon: the stated ε.
-        delta: the stated δ.
-        one_run: the bound that holds whatever the release, with the chance of what was guessed if
-            the whole stated curve is true.
         counted: the stated curve against canaries as if they were separate runs, which they are if
             the engine is what it says: a true statement passes.
         noise: what was found of the noise.
-        confidence: chance that a run of an engine that is right finds nothing.
     """
 
-    canaries: int
     who: str
-    others: int
     spare: int
-    epsilon: float
-    delta: float
-    one_run: OneRun
     counted: Count
     noise: tuple[Finding, ...]
-    confidence: float
 
     @property
     def violations(self) -> tuple[str, ...]:
         """The findings that contradict the statement, in words; empty if nothing does."""
         level = (1.0 - self.confidence) / _VERDICTS
-        found = []
-        if self.one_run.epsilon_lower > self.epsilon:
-            found.append(
-                f"ε ≥ {self.one_run.epsilon_lower:.4g} by one run, stated is {self.epsilon:.4g}"
-            )
-        p_value = self.one_run.curve_p_value
-        if p_value is not None and p_value < self.one_run.alpha:
-            found.append(
-                f"{self.one_run.canaries} canaries are told apart better by one run than the "
-                f"stated curve allows (p = {p_value:.2g})"
-            )
+        found = [*super().violations]
         if self.counted.violated:
             found.append(
                 f"δ({self.counted.epsilon:.4g}) ≥ {self.counted.delta_lower:.4g} by counting "
@@ -134,13 +108,8 @@ class CanaryAudit:
         ]
         return tuple(found)
 
-    @property
-    def passed(self) -> bool:
-        """True if nothing contradicts the statement; no proof that it is true."""
-        return not self.violations
-
     def __str__(self) -> str:
-        run, count = self.one_run, self.counted
+        count = self.counted
         among = (
             f"were among {self.others} other examples, whose gradients they leave as they are"
             if self.others
@@ -150,28 +119,14 @@ class CanaryAudit:
             f"stated:       ε = {self.epsilon:.6g} at δ = {self.delta:.4g}",
             f"one training: {self.canaries} {self.who}, in or out by coins, {among}; "
             f"{self.spare} coordinates were nobody's",
-            f"by one run:   ε at least {run.epsilon_lower:.4g} ({run.correct} of {run.guesses} "
-            f"guesses right; all right would show {run.most:.4g})",
-        ]
-        if run.curve_p_value is not None:
-            lines.append(
-                f"  under the whole stated curve so many are right with p ≤ {run.curve_p_value:.2g}"
-            )
-        lines += [
+            *self.guesses("by one run"),
             f"by counting:  strictest at ε = {count.epsilon:.4g}: δ at least "
             f"{count.delta_lower:.4g}, stated {count.delta:.4g} ({count.direction}: {count.hits} "
             f"hits, {count.false} false of {count.runs})",
             "noise:",
             *(f"  {each.what} (p = {each.p_value:.2g})" for each in self.noise),
         ]
-        lines += verdict(self.violations, self.confidence)
-        return "\n".join(lines)
-
-    def to_json(self) -> str:
-        """JSON text of all fields, the violations and the verdict."""
-        value: dict[str, Any] = dataclasses.asdict(self)
-        value |= {"violations": list(self.violations), "passed": self.passed}
-        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        return "\n".join([*lines, *self.verdict])
 
 
 class _Coordinates(nn.Module):

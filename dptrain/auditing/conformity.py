@@ -8,7 +8,9 @@ of things that are looked at (Bonferroni).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest, chi2
@@ -29,6 +31,49 @@ class Finding:
 
     what: str
     p_value: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit(ABC):
+    """The findings of an audit, beside the statement that it tried to refute.
+
+    Attributes:
+        epsilon: the stated ε.
+        delta: the stated δ.
+        confidence: chance that an audit finds nothing where the statement is true.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+
+    @property
+    @abstractmethod
+    def violations(self) -> tuple[str, ...]:
+        """The findings that contradict the statement, in words; empty if nothing does."""
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing contradicts the statement; no proof that it is true."""
+        return not self.violations
+
+    @property
+    def verdict(self) -> list[str]:
+        """The last lines of the text: what contradicts the statement, or that nothing does."""
+        passed = (
+            f"PASSED: nothing contradicts the statement (confidence {self.confidence:g}); this "
+            "proves no guarantee"
+        )
+        return [f"VIOLATED: {each}" for each in self.violations] or [passed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value of all fields, the violations and the verdict."""
+        value = dataclasses.asdict(self)
+        return {**value, "violations": list(self.violations), "passed": self.passed}
+
+    def to_json(self) -> str:
+        """JSON text of ``to_dict``."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def check_noise(game: Game, noise: Array) -> list[Finding]:
@@ -84,23 +129,6 @@ def check_noise(game: Game, noise: Array) -> list[Finding]:
 
 def _two_sided(value: Array | float, degrees: int) -> Array:
     return np.minimum(1.0, 2 * np.minimum(chi2.cdf(value, degrees), chi2.sf(value, degrees)))
-
-
-def power_against_scaled_noise(factor: float, *, runs: int, steps: int, alpha: float) -> float:
-    """Chance that the size of all noise gives away noise of ``factor`` times σ; exact."""
-    low, high = chi2.ppf([alpha / 2, 1 - alpha / 2], runs * steps)
-    scaled = np.array([low, high]) / factor**2
-    return float(chi2.cdf(scaled[0], runs * steps) + chi2.sf(scaled[1], runs * steps))
-
-
-def verdict(violations: Sequence[str], confidence: float) -> list[str]:
-    """The last lines of an audit: what contradicts the statement, or that nothing does."""
-    if violations:
-        return [f"VIOLATED: {each}" for each in violations]
-    return [
-        f"PASSED: nothing contradicts the statement (confidence {confidence:g}); this proves no "
-        "guarantee"
-    ]
 
 
 def check_participations(game: Game, taken: Array) -> list[Finding]:

@@ -13,7 +13,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
 
 from dptrain.auditing.intervals import least_probability, most_probability
 from dptrain.core import Array, checks
@@ -228,29 +227,3 @@ def _counted(test: _Test, worlds: list[Array], half: int, alpha: float, delta: f
 
 def _epsilon(least_hits: float, most_false: float, delta: float) -> float:
     return max(0.0, math.log((least_hits - delta) / most_false)) if least_hits > delta else 0.0
-
-
-def power_of_counting(
-    *, hit_rate: float, false_rate: float, runs: int, epsilon: float, delta: float, alpha: float
-) -> float:
-    """Chance that counting refutes (ε, δ) by a test of these rates; computed, not simulated.
-
-    Args:
-        hit_rate: chance that the test speaks in its own world.
-        false_rate: chance that it speaks in the other.
-        runs: m, counted in each world.
-        epsilon: the ε of the statement that is tested.
-        delta: its δ.
-        alpha: chance of a false verdict that is accepted.
-
-    Returns:
-        Σ over both binomial counts of what the bounds refute.
-    """
-    runs = checks.integer("runs", runs)
-    counts = np.arange(runs + 1)
-    least = least_probability(counts, runs, alpha / 2)
-    most = most_probability(counts, runs, alpha / 2)
-    # Refuted are pairs with most[false] < (least[hits] - δ)/e^ε; most increases.
-    allowed = np.searchsorted(most, (least - delta) / math.exp(epsilon), side="left")
-    refuted = np.where(allowed > 0, binom.cdf(allowed - 1, runs, false_rate), 0.0)
-    return float(np.sum(binom.pmf(counts, runs, hit_rate) * refuted))

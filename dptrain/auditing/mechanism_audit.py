@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
 
 import numpy as np
 
-from dptrain.auditing.conformity import Finding, check_noise, check_participations, verdict
+from dptrain.auditing.conformity import Audit, Finding, check_noise, check_participations
 from dptrain.auditing.counting import Count, StatedCurve, count, count_epsilon
 from dptrain.auditing.draws import key
 from dptrain.auditing.importance import DIRECTIONS, DeltaEstimate, TiltedRuns, tilted_runs
@@ -23,13 +22,10 @@ _TOP = 1.5  # how far beyond the stated ε its lower bound is looked for, in fac
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MechanismAudit:
+class MechanismAudit(Audit):
     """The findings of an audit of a mechanism, beside what is stated of it.
 
     Attributes:
-        epsilon: the stated ε.
-        delta: the stated δ.
-        confidence: chance that an audit of a mechanism whose statement is true finds nothing.
         epsilon_estimate: ε at δ by the likelihood ratio, no bound; ``None`` without one, or where
             it could not be measured.
         epsilon_lower: ε at δ is at least this, by the likelihood ratio; ``None`` without one.
@@ -46,9 +42,6 @@ class MechanismAudit:
         profile: ε and estimates of δ, remove and add, near the stated ε; for a plot.
     """
 
-    epsilon: float
-    delta: float
-    confidence: float
     epsilon_estimate: float | None
     epsilon_lower: float | None
     estimates: tuple[DeltaEstimate, ...]
@@ -90,22 +83,6 @@ class MechanismAudit:
         ]
         return tuple(found)
 
-    @property
-    def passed(self) -> bool:
-        """True if nothing contradicts the statement; no proof that it is true."""
-        return not self.violations
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready value."""
-        value = dataclasses.asdict(self)
-        value["violations"] = list(self.violations)
-        value["passed"] = self.passed
-        return value
-
-    def to_json(self) -> str:
-        """JSON text of ``to_dict``."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-
     def __str__(self) -> str:
         lines = [f"stated:                 ε = {self.epsilon:.6g} at δ = {self.delta:.4g}"]
         if self.known:
@@ -144,8 +121,7 @@ class MechanismAudit:
         )
         lines.append("draws:")
         lines += [f"  {each.what} (p = {each.p_value:.2g})" for each in self.draws]
-        lines += verdict(self.violations, self.confidence)
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.verdict])
 
 
 def audit_mechanism(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 from scipy.stats import binom
 
+from dptrain.auditing.conformity import Audit
 from dptrain.auditing.counting import StatedCurve
 from dptrain.core import checks
 
@@ -112,6 +114,53 @@ class OneRun:
     delta: float
     alpha: float
     curve_p_value: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneRunAudit(Audit):
+    """The findings of an audit by guesses about who was in one run.
+
+    Attributes:
+        canaries: m, how many were in or out by a fair coin.
+        others: the other examples of the data set; 0: the canaries are all of it, and nobody's data
+            is in the run.
+        one_run: the bound that holds whatever the release, with the chance of what was guessed if
+            the whole stated curve is true.
+    """
+
+    canaries: int
+    others: int
+    one_run: OneRun
+
+    seen_by: ClassVar[str] = "one run"
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """The findings that contradict the statement, in words; empty if nothing does."""
+        run, found = self.one_run, []
+        if run.epsilon_lower > self.epsilon:
+            found.append(
+                f"ε ≥ {run.epsilon_lower:.4g} by {self.seen_by}, stated is {self.epsilon:.4g}"
+            )
+        if run.curve_p_value is not None and run.curve_p_value < run.alpha:
+            found.append(
+                f"{run.canaries} canaries are told apart better by {self.seen_by} than the stated "
+                f"curve allows (p = {run.curve_p_value:.2g})"
+            )
+        return tuple(found)
+
+    def guesses(self, by: str) -> list[str]:
+        """The lines of the text that say what the guesses show."""
+        run = self.one_run
+        lines = [
+            f"{by + ':':<14}ε at least {run.epsilon_lower:.4g} ({run.correct} of {run.guesses} "
+            f"guesses right; all right would show {run.most:.4g})"
+        ]
+        if run.curve_p_value is not None:
+            lines.append(
+                f"  under the whole stated curve so many are right with p ≤ {run.curve_p_value:.2g}"
+            )
+        return lines
 
 
 def audit_one_run(

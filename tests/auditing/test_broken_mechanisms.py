@@ -24,13 +24,12 @@ from dptrain.auditing import (
     least_probability,
     noises,
     participations,
-    power_against_scaled_noise,
-    power_of_counting,
 )
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import noise_stream
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity
+from tests.helpers.power import power_against_scaled_noise, power_of_counting
 
 SCHEME = MinSep(probability=0.2, min_sep=4, dataset_size=2000, steps=24)
 MECHANISM = MatrixMechanism(scheme=SCHEME, strategy=BandMF(bands=4), noise_multiplier=2.5)

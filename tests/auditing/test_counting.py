@@ -15,8 +15,8 @@ from dptrain.auditing import (
     least_probability,
     most_countable,
     most_probability,
-    power_of_counting,
 )
+from tests.helpers.power import power_of_counting
 
 MU = 1.0
 GRID = np.linspace(0.0, 3.0, 16)

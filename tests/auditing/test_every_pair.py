@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from dptrain.auditing import power_against_scaled_noise
 from dptrain.clipping.modes import MODES
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.strategies import strategy_types
 from scripts import audit_suite
 from scripts.audit_suite import AXES, CHANCE, FILTERS, SPARE, STEPS, STRATEGIES, refusal
+from tests.helpers.power import power_against_scaled_noise
 
 _AUDITS = 200  # more than the cover has
 

@@ -20,7 +20,6 @@ from dptrain.auditing import (
     audit_canaries,
     audit_final_model,
     plant_canaries,
-    power_of_counting,
     run_canaries,
 )
 from dptrain.auditing.planted import _LEVER, PlantedModule
@@ -29,6 +28,7 @@ from dptrain.engine import Gradients, Loading
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
 from dptrain.strategies import BandMF, Identity
+from tests.helpers.power import power_of_counting
 
 REAL, WIDTH, CLASSES = 40, 6, 3
 QUIET = 1e-6  # σ below the roundings of float32

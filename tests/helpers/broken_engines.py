@@ -25,12 +25,11 @@ from dptrain.auditing import (
     audit_canaries,
     check_participations,
     game_of,
-    power_against_scaled_noise,
-    power_of_counting,
     run_canaries,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.sampling import Scheme
+from tests.helpers.power import power_against_scaled_noise, power_of_counting
 
 CHANCE = 1e-6  # that an audit of an engine that is right fails
 VERDICT = CHANCE / 4  # of each of an audit's four verdicts

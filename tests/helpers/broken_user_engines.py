@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import binom, binomtest
 
 from dptrain import BandMF, Identity, MatrixMechanism
-from dptrain.auditing import power_against_scaled_noise, run_user_canaries
+from dptrain.auditing import run_user_canaries
 from dptrain.sampling import AttributionGraph, UserCyclic, UserMinSep
 from dptrain.sampling.users.user_cyclic import UserCyclicStream
 from dptrain.sampling.users.user_min_sep import UserMinSepStream
@@ -23,6 +23,7 @@ from tests.helpers.broken_engines import (
     quieter,
     shown_by_one,
 )
+from tests.helpers.power import power_against_scaled_noise
 
 K, USERS, SPARE = 4, 200, 2000
 LEGIBLE = 0.001  # σ beside which participations can be read

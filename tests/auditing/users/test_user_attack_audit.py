@@ -14,10 +14,11 @@ import pytest
 from scipy.stats import binom, norm
 
 from dptrain import account, profile
-from dptrain.auditing import StatedCurve, audit_users, power_of_counting, user_game
+from dptrain.auditing import StatedCurve, audit_users, user_game
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import AttributionGraph, UserMinSep
 from dptrain.strategies import Identity
+from tests.helpers.power import power_against_scaled_noise, power_of_counting
 from tests.oracles.user_level import disjoint_claim, mixture_delta, own_chain
 
 P, SIGMA, EPSILON, K = 0.1, 1.0, 1.0, 2
@@ -184,7 +185,6 @@ def test_without_neighbors_the_theorem_is_right_and_attained():
 
 def test_noise_of_nine_tenths_in_the_games_of_users_is_found(monkeypatch):
     """The draws of the user's own coordinate: the power is that of χ² of 8192 squares."""
-    from dptrain.auditing import power_against_scaled_noise
     from dptrain.noise import noise_stream
 
     assert power_against_scaled_noise(0.9, runs=2000, steps=2, alpha=LEVEL) > 0.999
