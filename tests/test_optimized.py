@@ -59,7 +59,7 @@ from dptrain.sampling.loading.microbatch import split
 
 for call in (
     lambda: checks.invariant(False, "it does not hold"),
-    lambda: split(0, np.arange(5), None, physical_batch_size=3),
+    lambda: split(0, np.arange(5), None, physical_units=3),
     lambda: least_true(bool, low=2.0, high=1.0, tolerance=0.1),
     lambda: StepLedger("mechanism").record(3, "digest"),
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,12 @@ def to_array(
 class SeededStream(BatchStream):
     """A batch stream drawn from PCG64-DXSM, keyed by the seed through ``SeedSequence``.
 
-    Subclasses draw with ``self._rng`` in ``_draw`` and name their own state.
+    Subclasses draw with ``self._rng`` in ``_draw`` and name their own state: attributes that hold
+    arrays of integers by ``_kept``, without the underscore, and what else there is by
+    ``_own_state``.
     """
+
+    _kept: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, scheme: Scheme, seed: int) -> None:
         seed = checks.integer("seed", seed, minimum=0, owner=type(scheme).__name__)
@@ -70,10 +74,13 @@ class SeededStream(BatchStream):
 
     def _own_state(self) -> dict[str, Any]:
         """State beyond generator and position: ints, strings and tensors that are copies."""
-        return {}
+        return {name: to_tensor(getattr(self, f"_{name}")) for name in self._kept}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
         """Take back what ``_own_state`` gave."""
+        for name in self._kept:
+            kept = getattr(self, f"_{name}").dtype.type
+            setattr(self, f"_{name}", to_array(state[name], kept))
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, position and availability, as ints, strings and tensors; private data."""

@@ -17,9 +17,11 @@ import time
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from dptrain.sampling import AttributionGraph, Scheme, UserFixed, UserMinSep
-from dptrain.sampling.users import probability_for_batch_size, simulated_batch_size
+from dptrain.sampling.users import probability_for_batch_size
+from dptrain.sampling.users.batch_simulation import BatchSizeSimulation, arrival_before
 from scripts import results
 
 COLUMNS = (
@@ -91,7 +93,18 @@ def main() -> None:
         rows.append({"name": f"UserMinSep, {exclusion}", **timed(scheme, 1, arguments.steps)})
     start = time.perf_counter()
     p = probability_for_batch_size(graph, batch_size=batch, min_sep=b, method="simulation")
-    estimate = simulated_batch_size(graph, probability=p, min_sep=b, seed=1)
+    with tqdm(desc="simulating the batch size", unit="step") as bar:
+        simulation = BatchSizeSimulation(
+            graph,
+            min_sep=b,
+            exclusion="sampling",
+            steps=1000,
+            burn_in=None,
+            seed=1,
+            first=p,
+            bar=bar,
+        )
+        estimate = simulation.batch_size(arrival_before(p))
     found = {"p": p, "seconds": time.perf_counter() - start, "mean again": estimate.mean}
     found["standard error"] = estimate.standard_error
     rows.append({"name": "finding p by simulation", **found})

@@ -47,111 +47,70 @@ class MicroBatch:
         return len(self.weights) if self.sizes is None else int(self.sizes.sum())
 
 
-def parts_for(size: int, max_physical_batch_size: int | None, world_size: int = 1) -> int:
-    """The fewest parts, on each of so many ranks, that a batch of ``size`` rows fits into."""
-    if max_physical_batch_size is None:
-        return 1
-    most = -(-size // world_size)  # rows of the largest share
-    return max(1, -(-most // max_physical_batch_size))
-
-
-def split(
-    step: int,
-    indices: Indices,
-    max_physical_batch_size: int | None,
-    *,
-    microbatches: int | None = None,
-    physical_batch_size: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-) -> list[MicroBatch]:
-    """This rank's share of a logical batch, in microbatches of about equal sizes.
-
-    Every rank gets the same number of parts, whatever its share, so that ranks stay in step. With
-    ``physical_batch_size`` all parts of all steps have the same number of rows.
-
-    Args:
-        max_physical_batch_size: most rows of a part; they are as few as that allows.
-        microbatches: how many there are instead.
-        physical_batch_size: rows that the logical batch is padded to, at least ``len(indices)``.
-        rank, world_size: this process's share of the batch.
-    """
-    total = len(indices) if physical_batch_size is None else physical_batch_size
-    checks.invariant(len(indices) <= total, "the batch has more rows than it is padded to")
-    most = -(-total // world_size)  # rows of the largest share
-    share = np.array_split(indices, world_size)[rank]
-    parts = microbatches or parts_for(total, max_physical_batch_size, world_size)
-    constant = None if physical_batch_size is None else -(-most // parts)
-    return [
-        MicroBatch(
-            step=step,
-            part=part,
-            parts=parts,
-            indices=piece,
-            weights=_weights(len(piece), constant or max(1, len(piece))),
-        )
-        for part, piece in enumerate(np.array_split(share, parts))
-    ]
-
-
-def parts_for_units(
-    units: int, group_size: int, max_physical_batch_size: int | None, world_size: int = 1
+def parts_for(
+    units: int, max_physical_batch_size: int | None, world_size: int = 1, *, group_size: int = 1
 ) -> int:
-    """The parts, on each rank, of ``units`` units that all have room for ``group_size`` rows."""
+    """The fewest parts, on each rank, of ``units`` units with room for ``group_size`` rows each."""
     if max_physical_batch_size is None:
         return 1
     most = -(-units // world_size)  # units of the largest share
     return max(1, -(-most // (max_physical_batch_size // group_size)))
 
 
-def split_units(
+def split(
     step: int,
     rows: Indices,
-    sizes: Indices,
     max_physical_batch_size: int | None,
     *,
-    group_size: int,
+    sizes: Indices | None = None,
+    group_size: int = 1,
     microbatches: int | None = None,
     physical_units: int | None = None,
     rank: int = 0,
     world_size: int = 1,
 ) -> list[MicroBatch]:
-    """This rank's share of a logical batch whose units have several rows: no unit is cut.
+    """This rank's share of a logical batch in microbatches, of which none cuts a unit.
 
-    A unit's gradients are averaged before they are clipped, so its rows have to be in one part.
-    Every rank gets the same number of parts. With ``physical_units`` all parts of all steps have
-    the same number of rows, of which padding has its own records.
+    The gradients of a unit of several rows are averaged before they are clipped, so its rows have
+    to be in one part. Every rank gets the same number of parts, whatever its share, so that ranks
+    stay in step. With ``physical_units`` all parts of all steps have the same number of rows, of
+    which padding has its own records.
 
     Args:
         rows: the logical batch, unit by unit.
-        sizes: rows of each unit, at least 1 and at most ``group_size``.
-        max_physical_batch_size: most rows of a part, at least ``group_size``.
+        max_physical_batch_size: most rows of a part, at least ``group_size``; parts are as few as
+            that allows.
+        sizes: rows of each unit, at least 1 and at most ``group_size``; ``None``: one row each,
+            and parts of about equal sizes.
         group_size: most rows of a unit.
         microbatches: how many parts there are instead.
-        physical_units: units that there is room for, at least ``len(sizes)``.
+        physical_units: units that there is room for, at least as many as there are.
         rank, world_size: this process's share of the batch.
     """
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
-    shares = np.array_split(np.arange(len(sizes)), world_size)
+    units = len(rows) if sizes is None else len(sizes)
+    room = units if physical_units is None else physical_units
+    checks.invariant(units <= room, "the batch has more rows than it is padded to")
+    shares = np.array_split(np.arange(units), world_size)
+    limit = None if microbatches else max_physical_batch_size
+    if limit is not None and sizes is not None and physical_units is None:
+        fitted = [_fitted(share, sizes, limit) for share in shares]
+        pieces = fitted[rank] + [shares[rank][:0]] * (max(map(len, fitted)) - len(fitted[rank]))
+    else:
+        parts = microbatches or parts_for(room, limit, world_size, group_size=group_size)
+        pieces = np.array_split(shares[rank], parts)
     constant = None
     if physical_units is not None:
-        parts = microbatches or parts_for_units(
-            physical_units, group_size, max_physical_batch_size, world_size
-        )
-        most = -(-physical_units // world_size)
-        constant = -(-most // parts) * group_size
-        pieces = np.array_split(shares[rank], parts)
-    elif microbatches is not None or max_physical_batch_size is None:
-        pieces = np.array_split(shares[rank], microbatches or 1)
-    else:
-        fitted = [_fitted(share, sizes, max_physical_batch_size) for share in shares]
-        pieces = fitted[rank]
-        pieces += [shares[rank][:0]] * (max(map(len, fitted)) - len(pieces))
+        most = -(-room // world_size)  # units of the largest share
+        constant = -(-most // len(pieces)) * group_size
+    ends = np.arange(units + 1) if sizes is None else np.append(0, np.cumsum(sizes))
     found = []
     for part, piece in enumerate(pieces):
         first, stop = (int(piece[0]), int(piece[-1]) + 1) if len(piece) else (0, 0)
         own = rows[ends[first] : ends[stop]]
         padding = (constant or max(1, len(own))) - len(own)
+        padded = None
+        if sizes is not None:
+            padded = np.append(sizes[first:stop], np.ones(padding, dtype=np.int64))
         found.append(
             MicroBatch(
                 step=step,
@@ -159,7 +118,7 @@ def split_units(
                 parts=len(pieces),
                 indices=own,
                 weights=_weights(len(piece), len(piece) + padding),
-                sizes=np.concatenate([sizes[first:stop], np.ones(padding, dtype=np.int64)]),
+                sizes=padded,
             )
         )
     return found

@@ -8,13 +8,7 @@ from typing import Any
 
 from dptrain.core import digest
 from dptrain.sampling.loading.fetch import COMPUTING, Request, fetch_seed
-from dptrain.sampling.loading.microbatch import (
-    MicroBatch,
-    parts_for,
-    parts_for_units,
-    split,
-    split_units,
-)
+from dptrain.sampling.loading.microbatch import MicroBatch, parts_for, split
 from dptrain.sampling.scheme import Indices, Scheme
 
 FIELDS = {"scheme", "dataset_size", "fingerprint", "seed", "stream"}
@@ -48,11 +42,9 @@ class BatchPlan:
         self.rank = rank
         self.parts = microbatches
         if microbatches is None:
-            size = scheme.physical_batch_size
-            most, group = scheme.dataset_size if size is None else size, scheme.group_size
-            parts = parts_for(most, max_physical_batch_size, world_size)
-            if size is not None and group is not None:
-                parts = parts_for_units(size // group, group, max_physical_batch_size, world_size)
+            size, group = scheme.physical_batch_size, scheme.group_size or 1
+            most, group = (scheme.dataset_size, 1) if size is None else (size // group, group)
+            parts = parts_for(most, max_physical_batch_size, world_size, group_size=group)
             one = parts == 1 and (max_physical_batch_size is None or scheme.nominal_size is None)
             self.parts = parts if one or size is not None else None
         self._scheme = scheme
@@ -65,13 +57,10 @@ class BatchPlan:
 
     def _split(self, step: int, batch: Indices) -> list[MicroBatch]:
         rows, sizes = self._scheme.grouped(batch)
-        physical, group = self._scheme.physical_batch_size, self._scheme.group_size
-        if sizes is None:
-            return split(step, rows, physical_batch_size=physical, **self._options)
-        assert group is not None
+        physical, group = self._scheme.physical_batch_size, self._scheme.group_size or 1
         units = None if physical is None else physical // group
-        return split_units(
-            step, rows, sizes, group_size=group, physical_units=units, **self._options
+        return split(
+            step, rows, sizes=sizes, group_size=group, physical_units=units, **self._options
         )
 
     @property

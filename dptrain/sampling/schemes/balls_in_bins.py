@@ -13,7 +13,7 @@ from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
-from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+from dptrain.sampling.stream import SeededStream, index_dtype
 
 # Examples whose bins are drawn at a time when the bins are counted.
 _BLOCK = 1 << 18
@@ -136,6 +136,8 @@ class BallsInBinsStream(SeededStream):
     bin for every example and needs no array of bins.
     """
 
+    _kept = ("members", "offsets")
+
     def __init__(self, scheme: BallsInBins, seed: int) -> None:
         super().__init__(scheme, seed)
         self._scheme = scheme
@@ -154,11 +156,3 @@ class BallsInBinsStream(SeededStream):
         chosen = self.step % self._scheme.bins
         start, stop = self._offsets[chosen], self._offsets[chosen + 1]
         return np.sort(self._members[start:stop]).astype(np.int64)
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"members": to_tensor(self._members), "offsets": to_tensor(self._offsets)}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        dtype = index_dtype(self._scheme.dataset_size)
-        self._members = to_array(state["members"], dtype)
-        self._offsets = to_array(state["offsets"], dtype)

@@ -20,7 +20,7 @@ from dptrain.sampling.schemes.drawing import (
     successes,
     truncate,
 )
-from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+from dptrain.sampling.stream import SeededStream, index_dtype
 
 ASSIGNMENTS = ("equal", "independent")
 
@@ -220,6 +220,8 @@ class CyclicPoisson(AnySizeScheme):
 class CyclicPoissonStream(SeededStream):
     """Batches of ``CyclicPoisson``; part s is ``members[offsets[s]:offsets[s + 1]]``."""
 
+    _kept = ("members", "offsets")
+
     def __init__(self, scheme: CyclicPoisson, seed: int) -> None:
         super().__init__(scheme, seed)
         self._scheme = scheme
@@ -242,10 +244,3 @@ class CyclicPoissonStream(SeededStream):
         rows = successes(self._rng, len(members), self._scheme.probability)
         rows = truncate(self._rng, rows, self._scheme.max_batch_size)
         return np.sort(members[rows].astype(np.int64))
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"members": to_tensor(self._members), "offsets": to_tensor(self._offsets)}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._members = to_array(state["members"], self._dtype)
-        self._offsets = to_array(state["offsets"], self._dtype)

@@ -14,7 +14,7 @@ from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.drawing import move_last, successes
-from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+from dptrain.sampling.stream import SeededStream, index_dtype
 
 
 @register_scheme
@@ -151,6 +151,8 @@ class RandomAllocationStream(SeededStream):
     is 0). An example that takes part moves to the end of its part, and the border moves over it.
     """
 
+    _kept = ("entries", "ends")
+
     def __init__(self, scheme: RandomAllocation, seed: int) -> None:
         super().__init__(scheme, seed)
         self._scheme = scheme
@@ -171,10 +173,3 @@ class RandomAllocationStream(SeededStream):
             drawn.append(move_last(part, positions))
             self._ends[left] -= len(positions)
         return np.sort(np.concatenate(drawn)).astype(np.int64)
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"entries": to_tensor(self._entries), "ends": to_tensor(self._ends)}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._entries = to_array(state["entries"], index_dtype(self._scheme.dataset_size))
-        self._ends = to_array(state["ends"], np.int64)

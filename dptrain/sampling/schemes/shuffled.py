@@ -13,7 +13,7 @@ from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
-from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+from dptrain.sampling.stream import SeededStream, index_dtype
 
 
 @register_scheme
@@ -154,6 +154,8 @@ class Shuffled(ExchangeableScheme):
 class ShuffledStream(SeededStream):
     """Batches of ``Shuffled``: consecutive pieces of ``_order``."""
 
+    _kept = ("order",)
+
     def __init__(self, scheme: Shuffled, seed: int) -> None:
         super().__init__(scheme, seed)
         self._scheme = scheme
@@ -165,9 +167,3 @@ class ShuffledStream(SeededStream):
             self._rng.shuffle(self._order)
         start = place * self._scheme.batch_size
         return np.sort(self._order[start : start + self._scheme.batch_size].astype(np.int64))
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"order": to_tensor(self._order)}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._order = to_array(state["order"], self._order.dtype.type)

@@ -1,7 +1,7 @@
 """User-level sampling: attribution graphs, their bounds, and schemes over them."""
 
 from dptrain.sampling.users.averaged.per_user import PerUser
-from dptrain.sampling.users.batch_size import probability_for_batch_size, simulated_batch_size
+from dptrain.sampling.users.batch_size import probability_for_batch_size
 from dptrain.sampling.users.exclusion import Exclusion
 from dptrain.sampling.users.graph import AttributionGraph, BoundedGraph
 from dptrain.sampling.users.graph_edges import spans
@@ -26,6 +26,5 @@ __all__ = [
     "UserScheme",
     "largest_min_sep",
     "probability_for_batch_size",
-    "simulated_batch_size",
     "spans",
 ]

@@ -16,11 +16,7 @@ from tqdm import tqdm
 
 from dptrain.core import checks
 from dptrain.sampling import fields
-from dptrain.sampling.users.batch_simulation import (
-    BatchSizeEstimate,
-    BatchSizeSimulation,
-    arrival_before,
-)
+from dptrain.sampling.users.batch_simulation import BatchSizeSimulation, arrival_before
 from dptrain.sampling.users.exclusion import Exclusion, checked
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.neighbors import expected_batch_size, neighborhood_sizes
@@ -101,48 +97,6 @@ _PRECISE, _LONG = 1e-3, 10_000  # default relative error, and the steps that are
 _REMEDY = "lower batch_size or min_sep, or bound the graph: fewer examples a user, or max_neighbors"
 
 
-def simulated_batch_size(
-    graph: AttributionGraph,
-    *,
-    probability: float,
-    min_sep: int,
-    exclusion: Exclusion = "sampling",
-    steps: int = 1000,
-    burn_in: int | None = None,
-    seed: int = 0,
-) -> BatchSizeEstimate:
-    """Mean batch size of a simulated run on the public graph, with its standard error.
-
-    Args:
-        graph: with its edges.
-        probability: p in (0, 1].
-        min_sep: b ≥ 1.
-        exclusion: as in ``UserMinSep``.
-        steps: steps to average over, rounded up to a multiple of 16b.
-        burn_in: steps before them; by default as in ``UserMinSep``.
-        seed: of the simulation, which shares no coin with a run of an equal seed.
-
-    Raises:
-        ValueError: if an argument is out of range or the graph holds no edges.
-    """
-    checks.instance("graph", graph, AttributionGraph, owner=_OWNER)
-    p = checks.probability("probability", probability, owner=_OWNER)
-    if burn_in is not None:
-        burn_in = checks.integer("burn_in", burn_in, minimum=0, owner=_OWNER)
-    with _bar() as bar:
-        simulation = BatchSizeSimulation(
-            graph,
-            min_sep=checks.integer("min_sep", min_sep, owner=_OWNER),
-            exclusion=checked(_OWNER, exclusion),
-            steps=checks.steps(steps, owner=_OWNER),
-            burn_in=burn_in,
-            seed=checks.integer("seed", seed, minimum=0, owner=_OWNER),
-            first=p,
-            bar=bar,
-        )
-        return simulation.batch_size(arrival_before(p))
-
-
 def probability_for_batch_size(
     graph: AttributionGraph,
     *,
@@ -215,7 +169,9 @@ def probability_for_batch_size(
     tolerance = max(_PRECISE, (_LONG * size) ** -0.5) if relative_error is None else relative_error
     # Were batches Poisson numbers, their mean would be as precise as asked after so many steps.
     steps = max(steps, math.ceil(1.0 / (tolerance**2 * size)))
-    with _bar() as bar:
+    with tqdm(
+        desc="simulating batch sizes", unit="step", delay=2, mininterval=1, leave=False
+    ) as bar:
         while True:
             simulation = BatchSizeSimulation(
                 graph,
@@ -251,7 +207,3 @@ def _rounded_down(value: float) -> str:
     unit = 10.0 ** (math.floor(math.log10(value)) - 3)
     rounded = math.floor(value / unit) * unit
     return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"
-
-
-def _bar() -> tqdm:
-    return tqdm(desc="simulating batch sizes", unit="step", delay=2, mininterval=1, leave=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 from tqdm import tqdm
 
@@ -35,17 +38,9 @@ def largest_min_sep(
         ValueError: if an argument is out of range, or not even b = 1 fills every batch.
     """
     steps = checks.steps(steps, owner="UserFixed")
-
-    def scheme(min_sep: int) -> UserFixed:
-        return UserFixed(
-            graph=graph,
-            batch_size=batch_size,
-            min_sep=min_sep,
-            steps=steps,
-            max_participations=max_participations,  # type: ignore[arg-type]
-        )
-
-    return _last_full(scheme, steps, seed)
+    make = functools.partial(UserFixed, graph=graph, batch_size=batch_size, steps=steps)
+    most: Any = max_participations
+    return _last_full(lambda b: make(min_sep=b, max_participations=most), steps, seed)
 
 
 def largest_batch_size(
@@ -60,17 +55,11 @@ def largest_batch_size(
 
     Reads only the public graph; by bisection, as in ``largest_min_sep``.
     """
-
-    def scheme(batch_size: int) -> UserFixed:
-        return UserFixed(
-            graph=graph,
-            batch_size=batch_size,
-            min_sep=min_sep,
-            steps=steps,
-            max_participations=max_participations,  # type: ignore[arg-type]
-        )
-
-    return _last_full(scheme, graph.examples, seed)
+    make = functools.partial(UserFixed, graph=graph, min_sep=min_sep, steps=steps)
+    most: Any = max_participations
+    return _last_full(
+        lambda size: make(batch_size=size, max_participations=most), graph.examples, seed
+    )
 
 
 def fewest_participations(
@@ -82,17 +71,9 @@ def fewest_participations(
     """
     loosest = UserFixed(graph=graph, batch_size=batch_size, min_sep=min_sep, steps=steps)
     most = loosest.max_participations
-
-    def scheme(tightness: int) -> UserFixed:
-        return UserFixed(
-            graph=graph,
-            batch_size=batch_size,
-            min_sep=min_sep,
-            steps=steps,
-            max_participations=most + 1 - tightness,
-        )
-
-    return _last_full(scheme, most, seed)
+    return _last_full(
+        lambda i: dataclasses.replace(loosest, max_participations=most + 1 - i), most, seed
+    )
 
 
 def _last_full(scheme: Callable[[int], UserFixed], last: int, seed: int) -> UserFixed:

@@ -22,7 +22,7 @@ def test_split_is_a_partition_in_step(cap, size, world):
     indices = np.arange(100, 100 + size)
     for physical in (None, 24):
         shares = [
-            split(3, indices, cap, physical_batch_size=physical, rank=rank, world_size=world)
+            split(3, indices, cap, physical_units=physical, rank=rank, world_size=world)
             for rank in range(world)
         ]
         assert len({len(share) for share in shares}) == 1  # ranks stay in step

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dptrain.sampling import PrivateLoader
-from dptrain.sampling.loading.microbatch import split_units
+from dptrain.sampling.loading.microbatch import split
 from tests.sampling.users.test_per_user import SMALL, per_user
 
 GROUP = 5
@@ -38,11 +38,11 @@ def test_units_are_a_partition_and_whole(world, cap, count, physical, microbatch
     sizes = rng.integers(1, GROUP + 1, size=count)
     rows = rng.permutation(1000)[: sizes.sum()]
     shares = [
-        split_units(
+        split(
             3,
             rows,
-            sizes,
             cap,
+            sizes=sizes,
             group_size=GROUP,
             microbatches=microbatches,
             physical_units=physical,
