@@ -75,6 +75,11 @@ class JsonValue:
                 )
             members[cls.__name__] = cls
 
+    def _settle(self, **fields: Any) -> None:
+        """Store checked fields, from ``__post_init__``: the value is frozen to everybody else."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
     def to_dict(self) -> dict[str, Any]:
         """``{"type": class name, field: value, ...}`` with tuples as lists.
 

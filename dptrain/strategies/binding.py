@@ -2,32 +2,82 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, Self
+
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.core import Array, checks
 
 
-def steps_of(owner: str, bound_to: int | None) -> int:
-    """The n that a strategy is bound to."""
-    if bound_to is None:
-        raise ValueError(
-            f"this {owner} is not bound to a number of steps, on which its bands depend: "
-            "use bind(steps) first"
-        )
-    return bound_to
+class Bindable:
+    """Mixin, named before the base: a declaration until ``bind`` says n, which ``steps`` holds."""
+
+    steps: int | None
+
+    def bind(self, steps: int) -> Self:
+        """The value for n = ``steps``, with what is optimized for that n.
+
+        Raises:
+            ValueError: if it does not fit n steps (more bands, a workload for another n, C or C^-1
+                that blows up) or is bound to another n.
+        """
+        steps = checks.steps(steps)
+        if self.steps is not None:
+            self.check_bound(steps)
+            return self
+        return dataclasses.replace(self, **self._optimized(steps), steps=steps)  # type: ignore[type-var]
+
+    def _optimized(self, steps: int) -> dict[str, Any]:
+        """The fields that depend on n, by name; none unless a family says so."""
+        return {}
+
+    @property
+    def bound_steps(self) -> int:
+        """The n that the strategy is bound to.
+
+        Raises:
+            ValueError: if it is not bound.
+        """
+        if self.steps is None:
+            raise ValueError(
+                f"this {type(self).__name__} is not bound to a number of steps, on which its bands "
+                "depend: use bind(steps) first"
+            )
+        return self.steps
+
+    def check_bound(self, steps: int) -> int:
+        """``steps`` if the strategy is bound to that many.
+
+        Raises:
+            ValueError: if it is not bound, or bound to another n.
+        """
+        steps, owner = checks.steps(steps), type(self).__name__
+        if self.steps is None:
+            raise ValueError(
+                f"this {owner} is not bound to a number of steps: use bind({steps}) first"
+            )
+        if self.steps != steps:
+            raise ValueError(
+                f"this {owner} is bound to {self.steps} steps, not {steps}: start again from a "
+                f"declaration without steps and bind that to {steps}"
+            )
+        return steps
 
 
-def check_bound(owner: str, bound_to: int | None, steps: int) -> int:
-    """``steps`` if the strategy is bound to that many."""
-    steps = checks.steps(steps)
-    if bound_to is None:
-        raise ValueError(f"this {owner} is not bound to a number of steps: use bind({steps}) first")
-    if bound_to != steps:
-        raise ValueError(
-            f"this {owner} is bound to {bound_to} steps, not {steps}: start again from a "
-            f"declaration without steps and bind that to {steps}"
-        )
-    return steps
+def checked_columns(steps: int, indices: npt.ArrayLike) -> npt.NDArray[np.integer]:
+    """Numbers of columns of C for n = ``steps``, as one row.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    j = np.atleast_1d(np.asarray(indices))
+    if j.ndim != 1 or not np.issubdtype(j.dtype, np.integer):
+        raise ValueError(f"indices={indices!r}: must be a list of integers")
+    if j.size and (j.min() < 0 or j.max() >= steps):
+        raise ValueError(f"indices reach from {j.min()} to {j.max()}: C has {steps} columns")
+    return j
 
 
 def check_bands_fit(bands: int, steps: int, *, name: str = "bands") -> None:

@@ -106,7 +106,7 @@ def test_an_unbound_strategy_has_no_matrix():
 
 def test_bound_to_one_length_only():
     bound = BandMF(bands=2).bind(9)
-    with pytest.raises(ValueError, match=r"bound to 9 steps, not 10.*BandMF\(bands=2"):
+    with pytest.raises(ValueError, match="bound to 9 steps, not 10"):
         bound.bind(10)
     with pytest.raises(ValueError, match="bound to 9"):
         bound.rmse(10)

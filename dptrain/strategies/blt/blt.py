@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound, participations, steps_of, unoptimized
+from dptrain.strategies.binding import Bindable, participations, unoptimized
 from dptrain.strategies.blt.forms import (
     inverse_column,
     inverse_poles,
@@ -36,7 +36,7 @@ _LARGEST_GROWTH = 1e6  # |g_t| / g_0 at which C^-1 counts as blown up, as for ot
 
 @register_strategy(planned=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BLT(Toeplitz):
+class BLT(Bindable, Toeplitz):
     """c_0 = 1 and c_t = Σ_j ω_j θ_j^{t-1} (Dvijotham, McMahan, Pillutla, Steinke & Thakurta 2024).
 
     The noise takes one buffer s_j for each j: y_t = z_t - Σ_j ω_j s_j, then s_j ← θ_j s_j + y_t.
@@ -80,15 +80,15 @@ class BLT(Toeplitz):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffers", checks.integer("buffers", self.buffers))
         checked_objective(self.objective)
         if self.workload is None:
-            object.__setattr__(self, "workload", PREFIX_SUMS)
+            self._settle(workload=PREFIX_SUMS)
         checked_workload(self.workload)
+        buffers = checks.integer("buffers", self.buffers)
         m = checks.integer("max_participations", self.max_participations)
-        object.__setattr__(self, "max_participations", m)
+        self._settle(buffers=buffers, max_participations=m)
         if self.min_sep is not None:
-            object.__setattr__(self, "min_sep", checks.integer("min_sep", self.min_sep))
+            self._settle(min_sep=checks.integer("min_sep", self.min_sep))
         elif m > 1:
             raise ValueError(
                 f"min_sep is missing: with max_participations={m} say how many steps are between "
@@ -97,7 +97,7 @@ class BLT(Toeplitz):
         self._check_coefficients()
         if self.steps is None:
             return
-        object.__setattr__(self, "steps", checks.steps(self.steps))
+        self._settle(steps=checks.steps(self.steps))
         if self.theta is None:
             raise unoptimized(self.steps, "theta and omega")
         self._check_stable()
@@ -128,8 +128,7 @@ class BLT(Toeplitz):
             )
         if not all(0 <= value < math.inf for value in omega):
             raise ValueError(f"omega={omega}: all must be finite and not negative")
-        object.__setattr__(self, "theta", theta)
-        object.__setattr__(self, "omega", omega)
+        self._settle(theta=theta, omega=omega)
 
     def _check_stable(self) -> None:
         """Refuse a C^-1 with |g_t| > 10^6 g_0 within the run, as ``check_stable`` of the others.
@@ -172,9 +171,6 @@ class BLT(Toeplitz):
         """1 - θ̂ and ω̂ of C^-1, without buffers of no weight."""
         return inverse_poles(*self._distances)
 
-    def _check_bound(self, steps: int) -> int:
-        return check_bound("BLT", self.steps, steps)
-
     @property
     def bands(self) -> int:  # type: ignore[override]
         """n, or 1 where all ω are zero.
@@ -182,7 +178,7 @@ class BLT(Toeplitz):
         Raises:
             ValueError: if the value is not bound.
         """
-        steps = steps_of("BLT", self.steps)
+        steps = self.bound_steps
         return steps if self._inverse[0].size else 1
 
     @classmethod
@@ -199,20 +195,10 @@ class BLT(Toeplitz):
             ),
         )
 
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``, with explicit ``theta`` and ``omega``.
-
-        Raises:
-            ValueError: if the value is bound to another n, C^-1 blows up within it (its
-                coefficients pass 10^6 times the first one), or the workload is made for another
-                n or (not Toeplitz) too large to optimize for.
-        """
-        steps = checks.steps(steps)
-        if self.steps is not None:
-            self._check_bound(steps)
-            return self
+    def _optimized(self, steps: int) -> dict[str, Any]:
+        """θ and ω, unless they were given."""
         if self.theta is not None:
-            return dataclasses.replace(self, steps=steps)
+            return {}
         m, b = participations(steps, self.max_participations, self.min_sep or steps)
         theta, omega = optimal_buffers(
             buffers=self.buffers,
@@ -222,9 +208,7 @@ class BLT(Toeplitz):
             max_participations=m,
             min_sep=b,
         )
-        return dataclasses.replace(
-            self, theta=tuple(theta.tolist()), omega=tuple(omega.tolist()), steps=steps
-        )
+        return {"theta": tuple(theta.tolist()), "omega": tuple(omega.tolist())}
 
     def prefix(self, steps: int) -> BLT:
         """The same θ and ω."""
@@ -237,25 +221,25 @@ class BLT(Toeplitz):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        self._check_bound(steps)
+        self.check_bound(steps)
         p, omega = self._distances
         return np.concatenate([[1.0], sum_of_powers(p, omega, self.bands - 1)])
 
     def inverse_column(self, steps: int) -> Array:
         """g_0 = 1, g_t = -Σ_i ω̂_i θ̂_i^{t-1}: shape (steps,)."""
-        self._check_bound(steps)
+        self.check_bound(steps)
         return inverse_column(*self._inverse, steps)
 
     def apply(self, x: npt.ArrayLike) -> Array:
         """``C @ x`` by d parallel one-pole filters."""
         x = checked_vector(x)
-        self._check_bound(x.shape[0])
+        self.check_bound(x.shape[0])
         return x + _one_pole_filters(*self._distances, x)
 
     def solve(self, z: npt.ArrayLike) -> Array:
         """``C^-1 @ z`` by d parallel one-pole filters."""
         z = checked_vector(z)
-        self._check_bound(z.shape[0])
+        self.check_bound(z.shape[0])
         return z - _one_pole_filters(*self._inverse, z)
 
     def rmse(self, steps: int, workload: Workload = PREFIX_SUMS) -> float:
@@ -271,13 +255,13 @@ class BLT(Toeplitz):
         return math.sqrt(self._prefix_error(steps, "max"))
 
     def _prefix_error(self, steps: int, objective: str) -> float:
-        self._check_bound(steps)
+        self.check_bound(steps)
         ratios, weights = prefix_weights(*self._distances, *self._inverse)
         return powers_error(ratios, weights, steps, objective)[0]
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
         """Always."""
-        self._check_bound(steps)
+        self.check_bound(steps)
         participations(steps, max_participations, min_sep)
         return True
 
@@ -297,7 +281,7 @@ class BLT(Toeplitz):
         Raises:
             ValueError: if one of them is not a positive integer, or n is not the bound one.
         """
-        self._check_bound(steps)
+        self.check_bound(steps)
         m, b = participations(steps, max_participations, min_sep)
         return math.sqrt(regular_norm(*self._distances, steps, m, b)[0])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, unoptimized
+from dptrain.strategies.binding import Bindable, check_bands_fit, unoptimized
 from dptrain.strategies.matrices.column_normalized_optimization import optimal_columns
 from dptrain.strategies.matrices.lower_triangular import LowerTriangular
 from dptrain.strategies.packed import decode, encode
@@ -26,7 +26,7 @@ _NORM_TOLERANCE = 1e-9
 
 @register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ColumnNormalizedBandMF(LowerTriangular):
+class ColumnNormalizedBandMF(Bindable, LowerTriangular):
     """Banded C ≥ 0 with columns of norm 1 and least ‖A C^-1‖_F².
 
     The banded matrix factorization of Choquette-Choo et al. 2023 (X = CᵀC banded, ones on its
@@ -59,10 +59,9 @@ class ColumnNormalizedBandMF(LowerTriangular):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
+        steps = None if self.steps is None else checks.steps(self.steps)
+        self._settle(bands=checks.integer("bands", self.bands), steps=steps)
         checked_workload(self.workload)
-        if self.steps is not None:
-            object.__setattr__(self, "steps", checks.steps(self.steps))
         if self.coefficients is None:
             if self.steps is not None:
                 raise unoptimized(self.steps, "coefficients")
@@ -83,10 +82,9 @@ class ColumnNormalizedBandMF(LowerTriangular):
                 f"steps={self.steps}, but the coefficients are for {diagonals.shape[1]}: leave "
                 "steps out"
             )
-        object.__setattr__(self, "steps", diagonals.shape[1])
         self._check_fits(diagonals.shape[1])
         _check_entries(diagonals)
-        object.__setattr__(self, "coefficients", _packed(diagonals))
+        self._settle(steps=diagonals.shape[1], coefficients=_packed(diagonals))
 
     def _check_fits(self, steps: int) -> None:
         check_bands_fit(self.bands, steps)
@@ -124,32 +122,21 @@ class ColumnNormalizedBandMF(LowerTriangular):
                 to another n, the workload is for another n, or C^-1 blows up.
             RuntimeError: if the optimization fails.
         """
-        steps = checks.steps(steps)
-        if self.coefficients is not None:
-            self._check_bound_to(steps)
-            _ = self._stable
-            return self
+        bound = super().bind(steps)
+        _ = bound._stable
+        return bound
+
+    def _optimized(self, steps: int) -> dict[str, Any]:
+        """The coefficients."""
         self._check_fits(steps)
         self.workload.check(steps)
         start = BandMF(bands=self.bands).bind(steps).first_column(steps)
-        diagonals = optimal_columns(self.workload, steps, start)
-        return dataclasses.replace(self, coefficients=diagonals).bind(steps)
+        return {"coefficients": optimal_columns(self.workload, steps, start)}
 
     @functools.cached_property
     def _stable(self) -> bool:
         self.check_stable(f"ColumnNormalizedBandMF(bands={self.bands})")
         return True
-
-    def _check_bound_to(self, steps: int) -> None:
-        if self.coefficients is None:
-            raise ValueError(
-                f"this ColumnNormalizedBandMF has no coefficients yet: use bind({steps}) first"
-            )
-        if self.steps != steps:
-            raise ValueError(
-                f"this ColumnNormalizedBandMF is bound to {self.steps} steps, not {steps}: start "
-                f"again from ColumnNormalizedBandMF(bands={self.bands}) and bind that"
-            )
 
     def diagonals(self, steps: int) -> Array:
         """The entries of C by diagonals, shape (bands, n); ``[k, j]`` is C_{j+k,j}.
@@ -157,7 +144,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        self._check_bound_to(checks.steps(steps))
+        self.check_bound(steps)
         return self._diagonals
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, unoptimized
+from dptrain.strategies.binding import Bindable, check_bands_fit, unoptimized
 from dptrain.strategies.matrices.column_normalized_optimization import optimal_columns
 from dptrain.strategies.matrices.dense_optimization import optimal_for_epochs, workload_factor
 from dptrain.strategies.matrices.lower_triangular import (
@@ -30,7 +30,7 @@ _LARGEST = 2000  # steps; the text of the value then has 21 MB
 
 @register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Dense(LowerTriangular):
+class Dense(Bindable, LowerTriangular):
     """Any lower-triangular C with a positive diagonal, for at most 2000 steps.
 
     Either given, ``Dense(matrix=C)``, or declared by one of ``epochs`` and ``bands`` and optimized
@@ -81,7 +81,7 @@ class Dense(LowerTriangular):
         for name in ("epochs", "bands", "steps"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, checks.integer(name, value))
+                self._settle(**{name: checks.integer(name, value)})
         if not isinstance(self.equal_norms, bool):
             raise TypeError(f"equal_norms={self.equal_norms!r}: must be True or False")
         if not self.equal_norms and self.epochs is None:
@@ -89,7 +89,7 @@ class Dense(LowerTriangular):
         checked_workload(self.workload)
         if self.matrix is not None:
             text = self.matrix if isinstance(self.matrix, str) else pack(self.matrix)
-            object.__setattr__(self, "matrix", text)
+            self._settle(matrix=text)
             self._check_matrix()
             return
         if (self.epochs is None) == (self.bands is None):
@@ -116,7 +116,7 @@ class Dense(LowerTriangular):
                     f"{name}={getattr(self, name)}, but the matrix has {name}={value}: leave "
                     f"{name} out"
                 )
-            object.__setattr__(self, name, value)
+            self._settle(**{name: value})
 
     def __repr__(self) -> str:
         if self.matrix is None:
@@ -149,11 +149,12 @@ class Dense(LowerTriangular):
                 ``epochs``, ``bands > n``, the workload is for another n, or C^-1 blows up.
             RuntimeError: if the optimization does not converge.
         """
-        steps = checks.steps(steps)
-        if self.matrix is not None:
-            self._check_bound_to(steps)
-            _ = self._stable
-            return self
+        bound = super().bind(steps)
+        _ = bound._stable
+        return bound
+
+    def _optimized(self, steps: int) -> dict[str, Any]:
+        """The matrix, whose bands are found from its entries."""
         _check_size(steps)
         self.workload.check(steps)
         if self.bands is not None:
@@ -163,8 +164,7 @@ class Dense(LowerTriangular):
                 f"epochs={self.epochs} does not divide the {steps} steps of the run: use epochs "
                 "that do, or bands=steps // epochs, which needs no exact distance"
             )
-        bound = dataclasses.replace(self, matrix=pack(self._optimum(steps)), bands=None)
-        return bound.bind(steps)
+        return {"matrix": pack(self._optimum(steps)), "bands": None}
 
     def _optimum(self, steps: int) -> Array:
         if self.bands is not None and self.bands < steps:
@@ -179,22 +179,13 @@ class Dense(LowerTriangular):
         self.check_stable("Dense(matrix=...)")
         return True
 
-    def _check_bound_to(self, steps: int) -> None:
-        if self.matrix is None:
-            raise ValueError(f"this Dense has no matrix yet: use bind({steps}) first")
-        if self.steps != steps:
-            raise ValueError(
-                f"this Dense is bound to {self.steps} steps, not {steps}: give a matrix of that "
-                "many rows, or bind a declaration by epochs or bands"
-            )
-
     def diagonals(self, steps: int) -> Array:
         """The entries of C by diagonals, shape (bands, n); ``[k, j]`` is C_{j+k,j}.
 
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        self._check_bound_to(checks.steps(steps))
+        self.check_bound(steps)
         return self._diagonals
 
     def magnitude(self) -> Dense:

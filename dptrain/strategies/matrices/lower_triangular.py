@@ -12,7 +12,7 @@ from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dtbtrs
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import participations
+from dptrain.strategies.binding import checked_columns, participations
 from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
 from dptrain.strategies.matrices.gram_sensitivity import best_sum, gram_bound
 from dptrain.strategies.strategy import Strategy
@@ -66,11 +66,7 @@ class LowerTriangular(Strategy, ABC):
     def columns(self, steps: int, indices: npt.ArrayLike) -> Array:
         """Columns ``indices`` of C for n = ``steps``: shape (steps, len(indices))."""
         diagonals = self.diagonals(steps)
-        j = np.atleast_1d(np.asarray(indices))
-        if j.ndim != 1 or not np.issubdtype(j.dtype, np.integer):
-            raise ValueError(f"indices={indices!r}: must be a list of integers")
-        if j.size and (j.min() < 0 or j.max() >= steps):
-            raise ValueError(f"indices reach from {j.min()} to {j.max()}: C has {steps} columns")
+        j = checked_columns(steps, indices)
         columns = np.zeros((steps + len(diagonals), j.size))  # entries past row n are zero
         lag = np.arange(len(diagonals))[:, None]
         columns[lag + j, np.arange(j.size)] = diagonals[:, j]

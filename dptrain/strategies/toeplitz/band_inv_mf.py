@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound, unoptimized
+from dptrain.strategies.binding import unoptimized
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.error_loss import checked_objective
@@ -69,20 +69,20 @@ class BandInvMF(InverseBandedToeplitz):
 
     def __post_init__(self) -> None:
         for name in ("inverse_bands", "max_participations"):
-            object.__setattr__(self, name, checks.integer(name, getattr(self, name)))
+            self._settle(**{name: checks.integer(name, getattr(self, name))})
         checked_objective(self.objective)
         checked_workload(self.workload)
         if self.min_sep is not None:
-            object.__setattr__(self, "min_sep", checks.integer("min_sep", self.min_sep))
+            self._settle(min_sep=checks.integer("min_sep", self.min_sep))
         elif self.max_participations > 1:
             raise ValueError(
                 f"min_sep=None with max_participations={self.max_participations}: say how many "
                 "steps apart they are, e.g. min_sep=steps // max_participations for whole epochs"
             )
         if self.coefficients is not None:
-            object.__setattr__(self, "coefficients", self._checked(self.coefficients))
+            self._settle(coefficients=self._checked(self.coefficients))
         if self.steps is not None:
-            object.__setattr__(self, "steps", self.check_fits(self.steps))
+            self._settle(steps=self.check_fits(self.steps))
             if self.coefficients is None:
                 raise unoptimized(self.steps, "coefficients")
             check_bounded("BandInvMF", self.filter(), self.steps)
@@ -112,29 +112,20 @@ class BandInvMF(InverseBandedToeplitz):
             for bands in run.bands
         ]
 
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``, with explicit coefficients.
-
-        Raises:
-            ValueError: if ``inverse_bands > steps``, C blows up, the workload is made for another
-                n or the value is bound to one.
-        """
-        if self.steps is not None:
-            check_bound("BandInvMF", self.steps, steps)
-            return self
+    def _optimized(self, steps: int) -> dict[str, Any]:
+        """The coefficients, unless they were given."""
         steps = self.check_fits(steps)
-        g = self.coefficients
-        if g is None:
-            found = optimal_inverse_coefficients(
-                steps=steps,
-                inverse_bands=self.inverse_bands,
-                objective=self.objective,
-                workload=self.workload,
-                max_participations=self.max_participations,
-                min_sep=steps if self.min_sep is None else self.min_sep,
-            )
-            g = tuple(found.tolist())
-        return dataclasses.replace(self, coefficients=g, steps=steps)
+        if self.coefficients is not None:
+            return {}
+        found = optimal_inverse_coefficients(
+            steps=steps,
+            inverse_bands=self.inverse_bands,
+            objective=self.objective,
+            workload=self.workload,
+            max_participations=self.max_participations,
+            min_sep=steps if self.min_sep is None else self.min_sep,
+        )
+        return {"coefficients": tuple(found.tolist())}
 
     def prefix(self, steps: int) -> BandInvMF:
         """The same coefficients of C^-1, as many as fit."""

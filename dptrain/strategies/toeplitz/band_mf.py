@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, unoptimized
+from dptrain.strategies.binding import Bindable, check_bands_fit, unoptimized
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.band_mf_optimization import optimal_coefficients
@@ -22,7 +22,7 @@ from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
 @register_strategy(planned=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BandMF(BandedToeplitz):
+class BandMF(Bindable, BandedToeplitz):
     """Banded Toeplitz C of least error for a workload (Choquette-Choo et al. 2023).
 
     ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimizes the coefficients for a run of
@@ -62,17 +62,17 @@ class BandMF(BandedToeplitz):
     overlap_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
+        self._settle(
+            bands=checks.integer("bands", self.bands),
+            overlap=checks.number("overlap", self.overlap, minimum=0, maximum=1),
+            overlap_decay=checks.number("overlap_decay", self.overlap_decay, above=0, maximum=1),
+        )
         checked_objective(self.objective)
         checked_workload(self.workload)
-        overlap = checks.number("overlap", self.overlap, minimum=0, maximum=1)
-        object.__setattr__(self, "overlap", overlap)
-        decay = checks.number("overlap_decay", self.overlap_decay, above=0, maximum=1)
-        object.__setattr__(self, "overlap_decay", decay)
         if self.coefficients is not None:
-            object.__setattr__(self, "coefficients", self._checked(self.coefficients))
+            self._settle(coefficients=self._checked(self.coefficients))
         if self.steps is not None:
-            object.__setattr__(self, "steps", checks.steps(self.steps))
+            self._settle(steps=checks.steps(self.steps))
             if self.coefficients is None:
                 raise unoptimized(self.steps, "coefficients")
             self._check_fits(self.steps)
@@ -101,37 +101,15 @@ class BandMF(BandedToeplitz):
         """One for every number of bands, optimized for the workload."""
         return [cls(bands=bands, workload=run.workload) for bands in run.bands]
 
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``, with explicit coefficients.
-
-        Raises:
-            ValueError: if ``bands > steps``, the value is bound to or the workload is made for
-                another n, or C^-1 blows up within n steps (the message says which).
-        """
-        steps = checks.steps(steps)
-        if self.steps is not None:
-            self._check_bound_to(steps)
-            return self
+    def _optimized(self, steps: int) -> dict[str, Any]:
+        """The coefficients, unless they were given."""
         self._check_fits(steps)
-        c = self.coefficients
-        if c is None:
-            optimum = optimal_coefficients(
-                steps,
-                self.bands,
-                self.objective,
-                self.workload,
-                self.overlap,
-                self.overlap_decay,
-            )
-            c = tuple(optimum.tolist())
-        return dataclasses.replace(self, coefficients=c, steps=steps)
-
-    def _check_bound_to(self, steps: int) -> None:
-        if self.steps != steps:
-            raise ValueError(
-                f"this BandMF is bound to {self.steps} steps, not {steps}: start again from "
-                f"BandMF(bands={self.bands}, objective={self.objective!r}) and bind that"
-            )
+        if self.coefficients is not None:
+            return {}
+        optimum = optimal_coefficients(
+            steps, self.bands, self.objective, self.workload, self.overlap, self.overlap_decay
+        )
+        return {"coefficients": tuple(optimum.tolist())}
 
     def prefix(self, steps: int) -> BandMF:
         """The same coefficients, as many as fit."""
@@ -145,8 +123,5 @@ class BandMF(BandedToeplitz):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        steps = checks.steps(steps)
-        if self.coefficients is None or self.steps is None:
-            raise ValueError(f"this BandMF has no coefficients yet: use bind({steps}) first")
-        self._check_bound_to(steps)
+        self.check_bound(steps)
         return np.array(self.coefficients)

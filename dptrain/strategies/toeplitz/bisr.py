@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.inverse_banded import InverseBandedToeplitz
@@ -51,28 +50,15 @@ class BISR(InverseBandedToeplitz):
 
     def __post_init__(self) -> None:
         bands = checks.integer("inverse_bands", self.inverse_bands)
-        object.__setattr__(self, "inverse_bands", bands)
         alpha, beta = checked_decay(self.alpha, self.beta)
-        object.__setattr__(self, "alpha", alpha)
-        object.__setattr__(self, "beta", beta)
+        self._settle(inverse_bands=bands, alpha=alpha, beta=beta)
         if self.steps is not None:
-            object.__setattr__(self, "steps", self.check_fits(self.steps))
+            self._settle(steps=self.check_fits(self.steps))
 
     @classmethod
     def proposals(cls, run: RunShape) -> Iterable[Self]:
         """One for every number of bands, of the inverse."""
         return [cls(inverse_bands=bands) for bands in run.bands]
-
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``.
-
-        Raises:
-            ValueError: if ``inverse_bands > steps`` or the value is bound to another n.
-        """
-        if self.steps is not None:
-            check_bound("BISR", self.steps, steps)
-            return self
-        return dataclasses.replace(self, steps=self.check_fits(steps))
 
     def prefix(self, steps: int) -> BISR:
         """The same coefficients of C^-1, as many as fit."""

@@ -46,10 +46,9 @@ class BSR(BandedToeplitz):
     beta: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
+        bands = checks.integer("bands", self.bands)
         alpha, beta = checked_decay(self.alpha, self.beta)
-        object.__setattr__(self, "alpha", alpha)
-        object.__setattr__(self, "beta", beta)
+        self._settle(bands=bands, alpha=alpha, beta=beta)
 
     @classmethod
     def proposals(cls, run: RunShape) -> Iterable[Self]:

@@ -9,13 +9,13 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, check_bound, steps_of
+from dptrain.strategies.binding import Bindable, check_bands_fit
 from dptrain.strategies.toeplitz.toeplitz import Toeplitz, checked_vector, impulse_response
 
 _LARGEST_GROWTH = 1e6  # c_t / c_0 at which C counts as blown up; families of the paper stay ≤ 1
 
 
-class InverseBandedToeplitz(Toeplitz, ABC):
+class InverseBandedToeplitz(Bindable, Toeplitz, ABC):
     """Mixin: C^-1 has ``inverse_bands`` coefficients g, with g_0 > 0 and C ≥ 0 for the n bound to.
 
     So it is for every n where g_k ≤ 0 for k ≥ 1, in floating point too
@@ -27,7 +27,6 @@ class InverseBandedToeplitz(Toeplitz, ABC):
     """
 
     inverse_bands: int
-    steps: int | None
 
     @abstractmethod
     def filter(self) -> Array:
@@ -36,7 +35,7 @@ class InverseBandedToeplitz(Toeplitz, ABC):
     @property
     def bands(self) -> int:  # type: ignore[override]
         """n, or 1 where ``inverse_bands = 1`` makes C a multiple of the identity."""
-        steps = steps_of(type(self).__name__, self.steps)
+        steps = self.bound_steps
         return 1 if self.inverse_bands == 1 else steps
 
     def check_fits(self, steps: int) -> int:
@@ -47,12 +46,12 @@ class InverseBandedToeplitz(Toeplitz, ABC):
 
     def first_column(self, steps: int) -> Array:
         """Impulse response of 1/g(x), in O(n·inverse_bands): shape (steps,), or (1,) for C ∝ I."""
-        steps = check_bound(type(self).__name__, self.steps, steps)
+        steps = self.check_bound(steps)
         return impulse_response(self.filter(), min(steps, self.bands))
 
     def inverse_column(self, steps: int) -> Array:
         """g, shape (inverse_bands,)."""
-        check_bound(type(self).__name__, self.steps, steps)
+        self.check_bound(steps)
         return self.filter()
 
     def apply(self, x: npt.ArrayLike) -> Array:

@@ -9,7 +9,6 @@ from typing import Self
 import numpy as np
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.inverse_banded import InverseBandedToeplitz
@@ -45,9 +44,9 @@ class LambdaCGD(InverseBandedToeplitz):
 
     def __post_init__(self) -> None:
         part = checks.number("cancellation", self.cancellation, minimum=0, below=1)
-        object.__setattr__(self, "cancellation", part)
+        self._settle(cancellation=part)
         if self.steps is not None:
-            object.__setattr__(self, "steps", self.check_fits(self.steps))
+            self._settle(steps=self.check_fits(self.steps))
 
     @property
     def inverse_bands(self) -> int:  # type: ignore[override]
@@ -59,17 +58,6 @@ class LambdaCGD(InverseBandedToeplitz):
         """A weak, a middling and a strong cancellation, for runs of more than one step."""
         parts = (0.5, 0.8, 0.95) if run.steps > 1 else ()
         return [cls(cancellation=part) for part in parts]
-
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``.
-
-        Raises:
-            ValueError: if λ > 0 and ``steps = 1``, or the value is bound to another n.
-        """
-        if self.steps is not None:
-            check_bound("LambdaCGD", self.steps, steps)
-            return self
-        return dataclasses.replace(self, steps=self.check_fits(steps))
 
     def prefix(self, steps: int) -> LambdaCGD:
         """The same λ; of one step, nothing is there to take back."""

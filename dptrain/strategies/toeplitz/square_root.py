@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.binding import Bindable
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.square_root_series import (
@@ -20,7 +20,7 @@ from dptrain.strategies.toeplitz.toeplitz import Toeplitz
 
 @register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SquareRoot(Toeplitz):
+class SquareRoot(Bindable, Toeplitz):
     """Toeplitz C = A_{α,β}^{1/2} (Henzinger, Upadhyay & Upadhyay 2023; Kalinin & Lampert 2024).
 
     ``BSR(bands=n)`` with both directions in closed form: C has the coefficients of
@@ -46,10 +46,8 @@ class SquareRoot(Toeplitz):
 
     def __post_init__(self) -> None:
         alpha, beta = checked_decay(self.alpha, self.beta)
-        object.__setattr__(self, "alpha", alpha)
-        object.__setattr__(self, "beta", beta)
-        if self.steps is not None:
-            object.__setattr__(self, "steps", checks.steps(self.steps))
+        steps = None if self.steps is None else checks.steps(self.steps)
+        self._settle(alpha=alpha, beta=beta, steps=steps)
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -58,23 +56,12 @@ class SquareRoot(Toeplitz):
         Raises:
             ValueError: if the value is not bound.
         """
-        return steps_of("SquareRoot", self.steps)
+        return self.bound_steps
 
     @classmethod
     def proposals(cls, run: RunShape) -> Iterable[Self]:
         """The one of prefix sums."""
         return (cls(),)
-
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``.
-
-        Raises:
-            ValueError: if the value is bound to another n.
-        """
-        if self.steps is not None:
-            check_bound("SquareRoot", self.steps, steps)
-            return self
-        return dataclasses.replace(self, steps=checks.steps(steps))
 
     def prefix(self, steps: int) -> SquareRoot:
         """The value for so many steps: the coefficients do not depend on n."""
@@ -86,7 +73,7 @@ class SquareRoot(Toeplitz):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        steps = check_bound("SquareRoot", self.steps, steps)
+        steps = self.check_bound(steps)
         return square_root_coefficients(steps, self.alpha, self.beta)
 
     def inverse_column(self, steps: int) -> Array:
@@ -95,5 +82,5 @@ class SquareRoot(Toeplitz):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        steps = check_bound("SquareRoot", self.steps, steps)
+        steps = self.check_bound(steps)
         return inverse_square_root_coefficients(steps, self.alpha, self.beta)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.signal import fftconvolve, lfilter
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import participations, regular_pattern
+from dptrain.strategies.binding import checked_columns, participations, regular_pattern
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload
 
@@ -80,11 +80,7 @@ class Toeplitz(Strategy, ABC):
     def columns(self, steps: int, indices: npt.ArrayLike) -> Array:
         """Columns ``indices`` of C for n = ``steps``: shape (steps, len(indices))."""
         c = self.first_column(steps)
-        j = np.atleast_1d(np.asarray(indices))
-        if j.ndim != 1 or not np.issubdtype(j.dtype, np.integer):
-            raise ValueError(f"indices={indices!r}: must be a list of integers")
-        if j.size and (j.min() < 0 or j.max() >= steps):
-            raise ValueError(f"indices reach from {j.min()} to {j.max()}: C has {steps} columns")
+        j = checked_columns(steps, indices)
         padded = np.zeros(steps + 1)  # the last entry stands for everything outside the band
         padded[: c.size] = c
         lag = np.arange(steps)[:, None] - j[None, :]

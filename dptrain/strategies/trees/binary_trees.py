@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.core import Array, checks
+from dptrain.strategies.binding import checked_columns
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz.toeplitz import checked_vector
 from dptrain.strategies.trees.estimator import (
@@ -50,11 +51,7 @@ class BinaryTrees(Strategy, ABC):
             ValueError: if there is no such column.
         """
         height = self.levels(steps)
-        j = np.atleast_1d(np.asarray(indices))
-        if j.ndim != 1 or not np.issubdtype(j.dtype, np.integer):
-            raise ValueError(f"indices={indices!r}: must be a list of integers")
-        if j.size and (j.min() < 0 or j.max() >= steps):
-            raise ValueError(f"indices reach from {j.min()} to {j.max()}: C has {steps} columns")
+        j = checked_columns(steps, indices)
         dense = np.zeros((node_count(steps, height), j.size))
         for level in range(height):
             rows = node_rows(steps, level, height)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import checks
-from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.binding import Bindable
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.trees.binary_trees import BinaryTrees
@@ -16,7 +16,7 @@ from dptrain.strategies.trees.nodes import steps_with
 
 @register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tree(BinaryTrees):
+class Tree(Bindable, BinaryTrees):
     """One binary tree over all steps (Dwork et al. 2010; Honaker 2015; Kairouz et al. 2021).
 
     Rows of C are the complete dyadic intervals within n steps, so that n need not be a power of
@@ -33,7 +33,7 @@ class Tree(BinaryTrees):
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            object.__setattr__(self, "steps", checks.steps(self.steps))
+            self._settle(steps=checks.steps(self.steps))
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -42,31 +42,19 @@ class Tree(BinaryTrees):
         Raises:
             ValueError: if the value is not bound.
         """
-        return 1 << (steps_of("Tree", self.steps).bit_length() - 1)
+        return 1 << (self.bound_steps.bit_length() - 1)
 
     @classmethod
     def proposals(cls, run: RunShape) -> Iterable[Self]:
         """One tree over the whole run."""
         return (cls(),)
 
-    def bind(self, steps: int) -> Self:
-        """The value for n = ``steps``.
-
-        Raises:
-            ValueError: if it is bound to another n.
-        """
-        steps = checks.steps(steps)
-        if self.steps is None:
-            return dataclasses.replace(self, steps=steps)
-        check_bound("Tree", self.steps, steps)
-        return self
-
     def levels(self, steps: int) -> int:
         """floor(log2 n) + 1."""
-        return check_bound("Tree", self.steps, steps).bit_length()
+        return self.check_bound(steps).bit_length()
 
     def _steps_of(self, rows: int) -> int:
-        steps = steps_of("Tree", self.steps)
+        steps = self.bound_steps
         if self.rows(steps) != rows:
             raise ValueError(
                 f"z has {rows} rows: a Tree of {steps} steps has {self.rows(steps)} nodes, and z "
@@ -93,7 +81,7 @@ class TreeRestart(BinaryTrees):
     height: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "height", checks.integer("height", self.height))
+        self._settle(height=checks.integer("height", self.height))
 
     @property
     def bands(self) -> int:  # type: ignore[override]
