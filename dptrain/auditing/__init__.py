@@ -19,7 +19,6 @@ from dptrain.auditing.planted import Marked, Planted, plant_canaries
 from dptrain.auditing.plots import plot_audit, plot_canaries
 from dptrain.auditing.users import (
     NeighborGame,
-    UserAudit,
     UserCanaryRun,
     UserGame,
     audit_users,
@@ -44,7 +43,6 @@ __all__ = [
     "Planted",
     "StatedCurve",
     "TiltedRuns",
-    "UserAudit",
     "UserCanaryRun",
     "UserGame",
     "audit_canaries",

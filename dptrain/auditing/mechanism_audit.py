@@ -35,6 +35,9 @@ class MechanismAudit(Audit):
         counted: the stated curve against what was counted.
         shown: the largest ε at δ that counting shows.
         draws: what was found of noise and participations.
+        audited: of a user that was audited, its number in the graph, how many examples it has, how
+            many others share a user with one of them, and how many users of the same law one run
+            of the sampler shows; empty for an example.
         known: what of the draws the reader is told besides; empty if nothing.
         inexact: why there is no exact likelihood ratio; empty if there is.
         samples: tilted runs.
@@ -49,6 +52,7 @@ class MechanismAudit(Audit):
     counted: Count
     shown: Count
     draws: tuple[Finding, ...]
+    audited: dict[str, int]
     known: str
     inexact: str
     samples: int
@@ -84,7 +88,13 @@ class MechanismAudit(Audit):
         return tuple(found)
 
     def __str__(self) -> str:
-        lines = [f"stated:                 ε = {self.epsilon:.6g} at δ = {self.delta:.4g}"]
+        lines = []
+        if self.audited:
+            lines.append(
+                f"audited:                user {self.audited['user']}: {self.audited['examples']} "
+                f"examples, {self.audited['neighbors']} others share users with them"
+            )
+        lines.append(f"stated:                 ε = {self.epsilon:.6g} at δ = {self.delta:.4g}")
         if self.known:
             lines.append(f"the reader is told      {self.known}")
         if self.inexact:
@@ -219,6 +229,7 @@ def audit_game(
         counted=counted,
         shown=shown,
         draws=tuple(findings),
+        audited=game.audited,
         known=game.known,
         inexact=game.inexact,
         samples=0 if tilted is None else samples,

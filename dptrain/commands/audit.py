@@ -13,7 +13,6 @@ import numpy as np
 
 from dptrain.accounting import account, profile
 from dptrain.auditing import (
-    MechanismAudit,
     StatedCurve,
     audit_canaries,
     audit_mechanism,
@@ -131,7 +130,6 @@ def run(options: argparse.Namespace) -> int:
         "confidence": options.confidence,
         "seed": seed,
     }
-    found: MechanismAudit
     if options.users is not None:
         found = audit_users(mechanism, user=options.user, **stated_of, **drawn)
     else:

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from dptrain.auditing.counting import StatedCurve
 from dptrain.auditing.mechanism_audit import MechanismAudit, audit_game
 from dptrain.auditing.users.game import user_game
 from dptrain.mechanism import MatrixMechanism
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserAudit(MechanismAudit):
-    """The findings of an audit of a mechanism that protects users.
-
-    Attributes:
-        user: the number of the user that was audited, in the graph.
-        examples: how many examples it has.
-        neighbors: how many others share a user with one of them.
-        per_stream: how many users of the same law one run of the sampler shows.
-    """
-
-    user: int
-    examples: int
-    neighbors: int
-    per_stream: int
-
-    def __str__(self) -> str:
-        first = (
-            f"audited:                user {self.user}: {self.examples} examples, {self.neighbors} "
-            "others share users with them"
-        )
-        return f"{first}\n{super().__str__()}"
 
 
 def audit_users(
@@ -46,7 +20,7 @@ def audit_users(
     confidence: float = 0.99,
     seed: int = 0,
     progress: bool = True,
-) -> UserAudit:
+) -> MechanismAudit:
     """Try to refute what is stated of a mechanism that protects users who share examples.
 
     All examples of the audited user have the same unit gradient. Batches are those of the scheme's
@@ -75,9 +49,8 @@ def audit_users(
         TypeError: if an argument is of another type.
         ValueError: if one is out of range, or there is no game of the mechanism (``user_game``).
     """
-    game = user_game(mechanism, user)
-    found = audit_game(
-        game,
+    return audit_game(
+        user_game(mechanism, user),
         epsilon=epsilon,
         delta=delta,
         curve=curve,
@@ -86,12 +59,4 @@ def audit_users(
         confidence=confidence,
         seed=seed,
         progress=progress,
-    )
-    values = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
-    return UserAudit(
-        **values,
-        user=game.members.user,
-        examples=len(game.members.examples),
-        neighbors=game.members.neighbors,
-        per_stream=len(game.rows),
     )

@@ -44,6 +44,16 @@ class UserGame(Game):
         """The word for what is there or not: users."""
         return "users"
 
+    @property
+    def audited(self) -> dict[str, int]:
+        """The user, and how many examples, neighbors and users of its law there are."""
+        return {
+            "user": self.members.user,
+            "examples": len(self.members.examples),
+            "neighbors": self.members.neighbors,
+            "per_stream": len(self.rows),
+        }
+
     def coins(self, scheme: Scheme | None = None) -> UserCoins:
         """The law of x without regard to neighbors."""
         return user_coins(scheme or self.scheme, self.members.examples)

@@ -124,7 +124,7 @@ def test_the_bound_of_the_literature_is_refuted(exclusion):
     found = audit_users(
         mechanism(exclusion), epsilon=EPSILON, delta=stated, runs=RUNS, seed=1, progress=False
     )
-    assert (found.examples, found.neighbors, found.per_stream) == (2, 300, 50)
+    assert found.audited == {"user": 0, "examples": 2, "neighbors": 300, "per_stream": 50}
     assert "depends on what the user drew" in found.inexact
     assert found.estimates == ()
     assert found.counted.violated
@@ -247,7 +247,7 @@ def test_a_user_with_more_examples_than_was_stated_is_found():
 def test_what_is_told_of_a_user():
     run = mechanism("sampling", copies=2, leaves=3)
     found = audit_users(run, epsilon=EPSILON, delta=0.5, user=2, runs=200, progress=False)
-    value = found.to_dict()
-    assert (value["user"], value["examples"], value["neighbors"]) == (2, 2, 3)
+    told = found.to_dict()["audited"]
+    assert (told["user"], told["examples"], told["neighbors"]) == (2, 2, 3)
     assert str(found).startswith("audited:                user 2: 2 examples, 3 others")
     assert user_game(run).members.user == 0
