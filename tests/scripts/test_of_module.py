@@ -14,7 +14,8 @@ def test_files_that_bear_the_name_come_first() -> None:
     first, *others = files_of("dptrain/losses.py")
     assert first == _TESTS / "test_losses.py"
     text = [file.read_text(encoding="utf-8") for file in others]
-    assert others and all("import" in each and "loss" in each for each in text)
+    assert others
+    assert all("import" in each and "loss" in each for each in text)
 
 
 @pytest.mark.slow
