@@ -322,10 +322,10 @@ def _place(waits):  # type: ignore[no-untyped-def]
         return waits[1]
     if waits.size == 3:
         return waits[1] + waits[2] * (waits[2] + 1) // 2
-    place = 0
-    for k in range(1, waits.size):
-        count = 1
-        for i in range(k):
+    place = waits[1] + waits[2] * (waits[2] + 1) // 2 if waits.size > 3 else 0
+    for k in range(3, waits.size):
+        count = waits[k] * (waits[k] + 1) * (waits[k] + 2) // 6
+        for i in range(3, k):
             count = count * (waits[k] + i) // (i + 1)
         place += count
     return place
