@@ -122,7 +122,7 @@ class FilterSettings:
                 "filtered, and the noise would be more than its target needs; use at most "
                 f"{steps}, or more steps"
             )
-        return IndividualFilter.from_settings(
+        return IndividualFilter.from_dict(
             {
                 "type": self.type,
                 "target_epsilon": self.epsilon,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dptrain.accounting.base import SETTINGS_ARE_PUBLIC, check_delta, check_epsilon
 from dptrain.core import Adjacency, Guarantee, JsonValue, Kind, checks
@@ -155,15 +155,3 @@ class IndividualFilter(
             certificate=None,
             notes=(*(note for note in planned.notes if note in CONDITIONS), record.condition),
         )
-
-    @classmethod
-    def from_settings(cls, value: dict[str, Any]) -> IndividualFilter:
-        """Read a configuration's mapping: ``type`` and the fields.
-
-        Raises:
-            ValueError: if the type or a field is unknown or missing.
-        """
-        try:
-            return cls.from_dict(value)
-        except TypeError as error:
-            raise ValueError(f"individual: {error}") from error

@@ -59,7 +59,7 @@ def test_an_odometer_is_a_value():
     assert odometer((0.9, 0.7)) != odometer((0.9, 0.8))
     settings = {**individual.to_dict(), "target_epsilon": 3.0}
     with pytest.raises(ValueError, match="target_epsilon"):
-        IndividualFilter.from_settings(settings)
+        IndividualFilter.from_dict(settings)
 
 
 @pytest.mark.parametrize("full_consumption", [False, True])

@@ -171,6 +171,6 @@ def test_more_steps_no_noise_and_a_budget_below_one_step_are_refused():
 
 def test_is_written_and_read():
     individual = renyi(order=8, personal_clipping=2)
-    assert RenyiFilter.from_settings(individual.to_dict()) == individual
-    assert IndividualFilter.from_settings(renyi().to_dict()) == renyi()
+    assert RenyiFilter.from_dict(individual.to_dict()) == individual
+    assert IndividualFilter.from_dict(renyi().to_dict()) == renyi()
     assert individual.to_dict()["order"] == 8.0
