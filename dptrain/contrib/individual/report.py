@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -18,14 +17,15 @@ import numpy.typing as npt
 
 from dptrain.contrib.individual.report_groups import Groups, GroupTable, group_table, plain
 from dptrain.core import Array, Kind
-from dptrain.individual import IndividualFilter, IndividualRecord, Mask
-from dptrain.reporting import MARK, WARNING, free_path, has_line_break, in_place
+from dptrain.individual import Mask
+from dptrain.reporting import MARK, WARNING, free_path, in_place
 
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
 
 FORMAT = 1
+_COLUMNS = ["example", "epsilon", "active", "note"]
 MEANING = (
     "What is guaranteed is the bound. ε of one example is how much of it the releases so far have "
     "used, by that example's own gradients"
@@ -48,16 +48,10 @@ def write_report(report: IndividualReport, path: pathlib.Path) -> None:
     with in_place(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         file.write(f"# {WARNING}\n# {json.dumps(head, ensure_ascii=False)}\n")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_columns(report.names is not None))
-        columns: list[Any] = [
-            range(report.size),
-            map(repr, report.epsilon.tolist()),  # reads back to the same float
-            map(int, report.active.tolist()),
-            itertools.repeat(MARK, report.size),
-        ]
-        if report.names is not None:
-            columns.insert(1, report.names)
-        writer.writerows(zip(*columns, strict=True))
+        writer.writerow(_COLUMNS)
+        epsilon = map(repr, report.epsilon.tolist())  # reads back to the same float
+        active, every = map(int, report.active.tolist()), range(report.size)
+        writer.writerows(zip(every, epsilon, active, itertools.repeat(MARK), strict=False))
 
 
 def read_report(path: pathlib.Path) -> dict[str, Any]:
@@ -81,9 +75,8 @@ def _fields(head: dict[str, Any], rows: list[list[str]]) -> dict[str, Any]:
     if head["format"] != FORMAT:
         raise ValueError(f"format {head['format']!r} is not {FORMAT}")
     columns, lines = (rows[0], rows[1:]) if rows else ([], [])
-    named = "name" in columns
-    if columns != _columns(named):
-        raise ValueError(f"its columns are {columns}, not {_columns(named)}")
+    if columns != _COLUMNS:
+        raise ValueError(f"its columns are {columns}, not {_COLUMNS}")
     if len(lines) != head["examples"]:
         raise ValueError(f"it has {len(lines)} of {head['examples']} examples")
     for i, line in enumerate(lines):
@@ -99,12 +92,7 @@ def _fields(head: dict[str, Any], rows: list[list[str]]) -> dict[str, Any]:
         "kind": Kind(head["kind"]),
         "condition": head["condition"],
         "bound": None if bound is None else float(bound),
-        "names": tuple(line[1] for line in lines) if named else None,
     }
-
-
-def _columns(named: bool) -> list[str]:
-    return ["example", *(["name"] if named else []), "epsilon", "active", "note"]
 
 
 DEFAULT_NAME = "individual_privacy_NOT_FOR_RELEASE.csv"
@@ -127,7 +115,6 @@ class IndividualReport:
         kind: how the filter's bound was shown.
         condition: what the bound rests on, in one sentence.
         bound: ε at δ that the filter keeps for every example; ``None`` where none ran.
-        names: the user's own names of the examples, without line breaks, or ``None``.
 
     Raises:
         ValueError: if shapes differ, or a number is out of range.
@@ -141,7 +128,6 @@ class IndividualReport:
     kind: Kind
     condition: str
     bound: float | None = None
-    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         epsilon = np.array(plain(self.epsilon), dtype=np.float64)  # a copy
@@ -157,8 +143,6 @@ class IndividualReport:
             )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta}: must lie strictly between 0 and 1")
-        if self.names is not None:
-            object.__setattr__(self, "names", _names(self.names, len(epsilon)))
         for name, array in (("epsilon", epsilon), ("active", active)):
             array.setflags(write=False)
             object.__setattr__(self, name, array)
@@ -166,45 +150,25 @@ class IndividualReport:
         object.__setattr__(self, "active_counts", tuple(int(n) for n in self.active_counts))
 
     @classmethod
-    def of(
-        cls,
-        source: PrivateTraining | IndividualRecord,
-        delta: float | None = None,
-        *,
-        individual: IndividualFilter | None = None,
-        names: Sequence[Any] | None = None,
-    ) -> Self:
+    def of(cls, private: PrivateTraining, delta: float | None = None) -> Self:
         """Read a run's record: what was committed so far.
 
         Args:
-            source: a private run with an individual filter, or its record.
+            private: a run with an individual filter.
             delta: δ of the ε; ``None`` is the filter's target.
-            individual: the filter, where ``source`` is a record.
-            names: the user's own names or ids of the examples, in the order of the data set.
 
         Raises:
-            TypeError: if ``source`` is neither.
-            ValueError: if the run has no individual filter, there is no filter to speak of, or
-                δ is not in (0, 1).
+            TypeError: if it is no run.
+            ValueError: if the run has no individual filter, or δ is not in (0, 1).
         """
-        if isinstance(source, IndividualRecord):
-            record = stated = source
-            if individual is None:
-                raise ValueError(
-                    "IndividualReport.of(record) without individual=: give the filter that made "
-                    "the record, or the private run itself"
-                )
-        elif not hasattr(source, "guarantee"):
+        if not hasattr(private, "guarantee"):
             raise TypeError(
-                f"IndividualReport.of({type(source).__name__}): expected what make_private "
-                "returned, or its .individual"
+                f"IndividualReport.of({type(private).__name__}): expected what make_private "
+                "returned"
             )
-        else:
-            record, stated = source.individual, source.stated_individual
-            if individual is not None:
-                raise ValueError("individual= with a private run, which has its filter; drop it")
-            individual = source.individual_filter
-            assert individual is not None
+        record, stated = private.individual, private.stated_individual
+        individual = private.individual_filter
+        assert individual is not None
         delta = individual.target_delta if delta is None else delta
         return cls(
             epsilon=record.epsilons(delta),
@@ -215,7 +179,6 @@ class IndividualReport:
             kind=individual.kind,
             condition=stated.condition,
             bound=stated.epsilon_bound(delta),
-            names=None if names is None else tuple(names),
         )
 
     @property
@@ -287,8 +250,8 @@ class IndividualReport:
         """Write a CSV that says that it is private, readable by its owner only.
 
         Comment lines begin with ``#``: the warning, then the rest of the report as JSON. Columns
-        are ``example``, ``name`` (if there are names), ``epsilon``, ``active`` (1 or 0) and
-        ``note``, which repeats the warning in every line.
+        are ``example``, ``epsilon``, ``active`` (1 or 0) and ``note``, which repeats the warning in
+        every line.
 
         Args:
             path: a file, or a folder that is there; the file's default name is
@@ -313,12 +276,3 @@ class IndividualReport:
             ValueError: if it is no such file, or a line is missing or damaged.
         """
         return cls(**read_report(pathlib.Path(path)))
-
-
-def _names(names: Sequence[Any], size: int) -> tuple[str, ...]:
-    found = tuple(str(name) for name in names)
-    if len(found) != size:
-        raise ValueError(f"names: {len(found)} for {size} examples; one an example, in their order")
-    if broken := [name for name in found if has_line_break(name)]:
-        raise ValueError(f"names: {broken[0]!r} has a line break; the file has a line an example")
-    return found
