@@ -68,13 +68,11 @@ def outer_norms(
     found = [left.new_empty(0, dtype=torch.float64)]
     for start in range(0, rows, step):
         some = slice(start, start + step)
-        squares, lengths = _squares(
-            *(
-                _gram(side[some]) if gram is None else [stripe[some] for stripe in gram.stripes]
-                for side, gram in zip((left, right), grams, strict=True)
-            ),
-            None if kinds is None else kinds[some],
+        mine, others = (
+            _gram(side[some]) if gram is None else [stripe[some] for stripe in gram.stripes]
+            for side, gram in zip((left, right), grams, strict=True)
         )
+        squares, lengths = _squares(mine, others, None if kinds is None else kinds[some])
         terms = sum(sizes) + 2 * positions
         found.append(squares.clamp(min=0) + pad(left.dtype, terms) * lengths.square())
     return torch.cat(found).sqrt().to(left.dtype)
