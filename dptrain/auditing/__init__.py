@@ -7,7 +7,7 @@ from dptrain.auditing.draws import noises, participations
 from dptrain.auditing.final_model import FinalModelAudit, audit_final_model
 from dptrain.auditing.importance import DeltaEstimate, TiltedRuns, tilted_runs
 from dptrain.auditing.intervals import least_mean, least_probability, most_probability
-from dptrain.auditing.laws import Game, NoLikelihood, game_of
+from dptrain.auditing.laws import Game, NoLikelihood, game_of, whitening_matrix
 from dptrain.auditing.mechanism_audit import MechanismAudit, audit_mechanism
 from dptrain.auditing.one_run import (
     OneRun,
@@ -25,7 +25,6 @@ from dptrain.auditing.users import (
     run_user_canaries,
     user_game,
 )
-from dptrain.auditing.whitening import whitening_matrix
 
 __all__ = [
     "CanaryAudit",

@@ -19,7 +19,6 @@ from dptrain.auditing.likelihood import (
     orthogonal_from,
     window_patterns,
 )
-from dptrain.auditing.whitening import whitening_matrix
 from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import (
@@ -34,6 +33,25 @@ from dptrain.sampling import (
 
 # Factors by which tilted runs raise the probability of the draws.
 _RATES = (1.5, 2.5, 5.0)
+
+
+def whitening_matrix(mechanism: MatrixMechanism) -> Array:
+    """The lower triangular M with M (x + σ w) = M x + σ z, for the noise w = W Z of the steps.
+
+    w has the covariance W Wᵀ, so M is the inverse of its Cholesky factor and z is standard normal.
+    Where C is square M is C itself. A tree's C has more rows than columns, and M is as good as C
+    if W is its pseudo-inverse: then MᵀM = CᵀC. From any other left inverse less can be learnt than
+    from C x + σ z, and M is what can be.
+
+    Returns:
+        Shape (n, n), float64.
+    """
+    strategy, steps = mechanism.strategy, mechanism.steps
+    if strategy.rows(steps) == steps:
+        return np.asarray(strategy.columns(steps, np.arange(steps)), dtype=np.float64)
+    noise = strategy.solve(np.eye(strategy.rows(steps)))
+    factor = np.linalg.cholesky(noise @ noise.T)
+    return np.tril(np.linalg.solve(factor, np.eye(steps)))
 
 
 class NoLikelihood(ValueError):

@@ -12,10 +12,10 @@ from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
 from dptrain.strategies.toeplitz.band_mf import BandMF
 from dptrain.strategies.toeplitz.bisr import BISR
 from dptrain.strategies.toeplitz.bsr import BSR
-from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
 from dptrain.strategies.toeplitz.identity import Identity
 from dptrain.strategies.toeplitz.lambda_cgd import LambdaCGD
 from dptrain.strategies.toeplitz.square_root import SquareRoot
+from dptrain.strategies.toeplitz.toeplitz import noise_autocorrelation
 from dptrain.strategies.trees.tree import Tree, TreeRestart
 from dptrain.strategies.workloads import (
     PREFIX_SUMS,

@@ -17,11 +17,9 @@ import time
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from dptrain.sampling import AttributionGraph, Scheme, UserFixed, UserMinSep
 from dptrain.sampling.users import probability_for_batch_size
-from dptrain.sampling.users.batch_simulation import BatchSizeSimulation, arrival_before
 from scripts import results
 
 COLUMNS = (
@@ -93,20 +91,11 @@ def main() -> None:
         rows.append({"name": f"UserMinSep, {exclusion}", **timed(scheme, 1, arguments.steps)})
     start = time.perf_counter()
     p = probability_for_batch_size(graph, batch_size=batch, min_sep=b, method="simulation")
-    with tqdm(desc="simulating the batch size", unit="step") as bar:
-        simulation = BatchSizeSimulation(
-            graph,
-            min_sep=b,
-            exclusion="sampling",
-            steps=1000,
-            burn_in=None,
-            seed=1,
-            first=p,
-            bar=bar,
-        )
-        estimate = simulation.batch_size(arrival_before(p))
-    found = {"p": p, "seconds": time.perf_counter() - start, "mean again": estimate.mean}
-    found["standard error"] = estimate.standard_error
+    run = UserMinSep(graph=graph, probability=p, min_sep=b, steps=1024, batch_size=batch)
+    sizes = np.array([len(each) for each in run.stream(1)])
+    means = sizes.reshape(16, -1).mean(axis=1)  # of blocks of two separations or more
+    found = {"p": p, "seconds": time.perf_counter() - start, "mean again": float(np.mean(means))}
+    found["standard error"] = float(np.std(means, ddof=1)) / 4
     rows.append({"name": "finding p by simulation", **found})
     for min_sep in (1, b, 8 * b):
         fixed = UserFixed(graph=graph, batch_size=batch, min_sep=min_sep, steps=n)

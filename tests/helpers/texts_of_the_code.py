@@ -109,8 +109,6 @@ sampling/schemes/cyclic_poisson.py: b
 sampling/schemes/drawing.py: end
 sampling/schemes/min_sep.py: b
 sampling/stream.py: missing state
-sampling/users/averaged/own_examples.py: state
-sampling/users/averaged/per_user.py: error wrong
 sampling/users/batch_size.py: b last rounded
 sampling/users/graph.py: high low
 sampling/users/graph_edges.py: argmin() empty example starts sum()
@@ -118,6 +116,7 @@ sampling/users/graph_sources.py: column error example first pairs row searchsort
 sampling/users/graph_statistics.py: b k largest mean median p share
 sampling/users/partition/graph_partition.py: dropped max() min()
 sampling/users/partition/pieces.py: max() total
+sampling/users/per_user.py: error state wrong
 sampling/users/user_cyclic.py: dropped late least
 sampling/users/user_fixed.py: average first_short_step missing short_steps smallest
 sampling/users/user_fixed_limits.py: first_short_step short_steps smallest

@@ -1,8 +1,7 @@
 """Audits with users as canaries, on the public graph that says who belongs to which example."""
 
-from dptrain.auditing.users.audit import audit_users
 from dptrain.auditing.users.canaries import UserCanaryRun, run_user_canaries
-from dptrain.auditing.users.game import NeighborGame, UserGame, user_game
+from dptrain.auditing.users.game import NeighborGame, UserGame, audit_users, user_game
 
 __all__ = [
     "NeighborGame",

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from dptrain.auditing.canaries import FEWEST, CanaryRun, play
 from dptrain.auditing.draws import key
-from dptrain.auditing.laws import Game
+from dptrain.auditing.laws import Game, whitening_matrix
 from dptrain.auditing.users.game import UserGame, audited_scheme, scored
 from dptrain.auditing.users.members import Lookup, Members, apart
-from dptrain.auditing.whitening import whitening_matrix
 from dptrain.core import checks
 from dptrain.engine import Gradients
 from dptrain.mechanism import MatrixMechanism

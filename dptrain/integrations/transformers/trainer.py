@@ -28,7 +28,14 @@ from dptrain.integrations.transformers import checkpoints
 from dptrain.integrations.transformers.arguments import PrivacyArguments
 from dptrain.integrations.transformers.head_loss import LossCheck, example_loss, head_of
 from dptrain.integrations.transformers.own_losses import OwnLossCheck
-from dptrain.integrations.transformers.plan import TrainerPlan, graph_of, plan_of
+from dptrain.integrations.transformers.plan import (
+    LogicalStep,
+    RowByRow,
+    TrainerPlan,
+    graph_of,
+    plan_of,
+    steps_loader,
+)
 from dptrain.integrations.transformers.publishing import publish, retract
 from dptrain.integrations.transformers.refusals import (
     check_arguments,
@@ -46,7 +53,6 @@ from dptrain.integrations.transformers.services import (
     reports,
 )
 from dptrain.integrations.transformers.sharding import Sharding, whole_weights
-from dptrain.integrations.transformers.steps import LogicalStep, RowByRow, steps_loader
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import MARK, OWNER_ONLY, owner_only
 

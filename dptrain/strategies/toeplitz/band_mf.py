@@ -15,8 +15,7 @@ from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.band_mf_optimization import optimal_coefficients
 from dptrain.strategies.toeplitz.error_loss import checked_objective
-from dptrain.strategies.toeplitz.stability import check_stable_filter
-from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz, check_stable_filter
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
 

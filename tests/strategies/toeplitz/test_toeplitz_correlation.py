@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain.strategies import BSR, BandMF, Identity
-from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
+from dptrain.strategies.toeplitz.toeplitz import noise_autocorrelation
 from dptrain.strategies.trees.tree import Tree, TreeRestart
 
 

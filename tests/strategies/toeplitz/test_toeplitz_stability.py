@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from dptrain.strategies.toeplitz.stability import check_stable, check_stable_filter
+from dptrain.strategies.toeplitz.toeplitz import check_stable, check_stable_filter
 
 
 def test_accepts_inverses_that_stay_in_range():
