@@ -27,45 +27,45 @@ def why_not(name: str, layer: nn.Module) -> str | None:
     kind = f"layer {name!r} is a {type(layer).__name__}"
     if any(is_lazy(p) for p in layer.parameters(recurse=False)):
         return (
-            f"{kind} whose parameters are made by its first forward pass: run one, on made-up "
-            "data, before building the optimizer"
+            f"{kind} whose parameters are created by its first forward pass: run one on made-up "
+            "data before building the optimizer"
         )
     if isinstance(layer, nn.DataParallel):
         return (
-            f"{kind}: its replicas see parts of a batch, so rows are not the examples any more; "
-            "pass the module that it wraps (its .module; dptrain.fix(model) takes the wrapper "
-            "off), and use torch.distributed for several devices"
+            f"{kind}: each replica sees only a part of the batch, so its rows are no longer the "
+            "examples of the batch. Pass the module that it wraps (its .module; "
+            "dptrain.fix(model) unwraps it), and use torch.distributed for several devices"
         )
     if getattr(layer, "max_norm", None) is not None:
         return (
-            f"{kind} with max_norm={layer.max_norm}: it rescales the rows that a batch looks up, "
-            "without noise, which tells who was in it; use max_norm=None, as dptrain.fix(model) "
-            "sets it"
+            f"{kind} with max_norm={layer.max_norm}: it rescales the rows that a batch looks up "
+            "without adding noise, which reveals which ids were in the batch. Use "
+            "max_norm=None, as dptrain.fix(model) sets it"
         )
     trained = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
     if getattr(layer, "scale_grad_by_freq", False) and trained:
         return (
             f"{kind} with scale_grad_by_freq=True: it divides an example's gradients by counts "
-            "over the whole batch, so that clipping it does not bound what it does to the others'; "
-            "use scale_grad_by_freq=False, as dptrain.fix(model) sets it"
+            "over the whole batch, so one example changes the gradients of others and clipping "
+            "does not bound this. Use scale_grad_by_freq=False, as dptrain.fix(model) sets it"
         )
     return _why_not_norm(kind, layer) if keeps_statistics(layer) else None
 
 
 def _why_not_norm(kind: str, layer: Any) -> str | None:
     """``why_not`` for what keeps statistics."""
-    frozen = "; or, with statistics of public data, dptrain.freeze_batchnorm(model) keeps them"
+    frozen = ". If its statistics come from public data, dptrain.freeze_batchnorm(model) keeps them"
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
         frozen = "" if layer.running_mean is None else frozen
         return (
             f"{kind}: it mixes the examples of a batch, so no example's contribution can be "
-            f"bounded; dptrain.fix(model) replaces it by nn.GroupNorm({groups_for(layer)}, "
-            f"{layer.num_features}), with its weights{frozen}"
+            f"bounded. dptrain.fix(model) replaces it by nn.GroupNorm({groups_for(layer)}, "
+            f"{layer.num_features}) and keeps its weights{frozen}"
         )
     if isinstance(layer, _InstanceNorm) and layer.training:
         return (
             f"{kind} with track_running_stats=True: it keeps statistics of the batches without "
-            f"noise; use track_running_stats=False, as dptrain.fix(model) sets it{frozen}"
+            f"noise. Use track_running_stats=False, as dptrain.fix(model) sets it{frozen}"
         )
     return None
 
@@ -118,8 +118,8 @@ class _InEvalMode(StandIn):
         if self._layer.training:
             raise RuntimeError(
                 f"layer {self._called!r}, a {type(self._layer).__name__}, is in training mode, "
-                "where it keeps statistics of the batch without noise and rows may depend on each "
-                "other: dptrain.freeze_batchnorm(model), before make_private, keeps it in eval "
-                f"mode; or, after model.train(), call eval() on {self._called!r}"
+                "where it updates its statistics from the batch without noise and mixes the "
+                "examples. Call dptrain.freeze_batchnorm(model) before make_private to keep it "
+                f"in eval mode, or call eval() on {self._called!r} after every model.train()"
             )
         return self.own(*args, **kwargs)

@@ -34,11 +34,10 @@ def check_mode_name(mode: Any) -> None:
     checks.text("mode", mode, owner="Gradients")
     if mode == "ghost":
         raise ValueError(
-            "Gradients: mode='ghost' is no mode: it clips by the norms of one backward pass and "
-            "releases the sums of another, which is any gradient that got there, and rounding "
-            "alone takes them past max_grad_norm; use Gradients(mode='bookkeeping'), which is "
-            "faster and forms sums from what it takes norms of, with the loop of every mode "
-            "(module, optimizer, loader, and your own criterion)"
+            "Gradients: mode='ghost' is not supported. It clips by the norms of one backward "
+            "pass but releases the gradients of a second one, and rounding alone can take these "
+            "past max_grad_norm. Use Gradients(mode='bookkeeping'), which is faster, computes "
+            "norms and sums from the same pass, and works with your own loop and criterion"
         )
     if mode not in MODES:
         hint = did_you_mean(mode, MODES)
@@ -54,7 +53,7 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
     if mode not in (None, "bookkeeping"):
         return mode
     if (why := check_layers(module)) is not None:
-        raise ValueError(f"Gradients(mode='bookkeeping'): {why}; or use Gradients(mode='hooks')")
+        raise ValueError(f"Gradients(mode='bookkeeping'): {why}, or use Gradients(mode='hooks')")
     return "bookkeeping"
 
 
@@ -170,8 +169,9 @@ def attach(
 def _say_whose(mode: str) -> None:
     """Warn that the module is Opacus's: once, and not for every run of a sweep."""
     _log.warning(
-        "in mode %r private.module is Opacus's module around yours, without its class and with "
-        "other names in its state_dict: yours is the one that you gave make_private, and "
-        "private.detach() returns it. In mode 'bookkeeping' private.module is your own",
+        "in mode %r, private.module is Opacus's wrapper around your module, with another class "
+        "and other names in its state_dict. Your own module is the one you gave make_private, "
+        "and private.detach() returns it; in mode 'bookkeeping', private.module is your own "
+        "module",
         mode,
     )

@@ -72,13 +72,13 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
     """
     _check_free(module, "fix")
     if not callable(report):
-        raise TypeError(f"report={report!r}: a function of one line of text, such as print")
+        raise TypeError(f"report={report!r}: must be a function of one line of text, such as print")
     lines: list[str] = []
     statistics = any(n.endswith(_STATISTICS) for n, _ in module.named_buffers())
     module = _fixed("", module, {}, lines)
     if statistics and not any(n.endswith(_STATISTICS) for n, _ in module.named_buffers()):
         lines.append(
-            "running statistics are gone: a model that was trained with them has to be trained on"
+            "running statistics are gone: a model that was trained with them needs further training"
         )
     for name, layer in module.named_modules():
         lines += [f"{why} (left as it is)" for why in _left(_shown(name), layer)]
@@ -154,7 +154,7 @@ def _check_free(module: nn.Module, name: str) -> None:
         raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
     if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
         raise ValueError(
-            "module is trained by a private run, which holds its layers: call "
+            "module is trained by a private run, which must not lose its layers: call "
             f"dptrain.{name}(model) before make_private, or private.detach() first"
         )
 
@@ -255,7 +255,7 @@ def _lookup(layer: Any) -> Mended:
     said = []
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if layer.max_norm is not None:
-            said.append(f"{type(layer).__name__} has max_norm=None now; it was {layer.max_norm}")
+            said.append(f"{type(layer).__name__} now has max_norm=None; it was {layer.max_norm}")
             layer.max_norm = None
         if layer.scale_grad_by_freq and why_not("", layer) is not None:
             said.append(f"{type(layer).__name__} has scale_grad_by_freq=False now")
@@ -275,8 +275,8 @@ def _parametrized(layer: nn.Module) -> Mended:
             continue
         kind = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm"
         said.append(
-            f"{kind} of {hook.name!r} is that of torch.nn.utils.parametrizations now, with the "
-            f"same parameters: layer.parametrizations.{hook.name}"
+            f"{kind} of {hook.name!r} is now the one of torch.nn.utils.parametrizations, with "
+            f"the same parameters: layer.parametrizations.{hook.name}"
         )
     return layer, said
 
@@ -313,8 +313,10 @@ def _no_balancing_loss(layer: nn.Module) -> Mended:
         return layer, []
     config.output_router_logits = False
     return layer, [
-        "config.output_router_logits is False now: a balancing loss over the tokens of a batch "
-        "mixes its examples"
+        (
+            "config.output_router_logits is now False: a balancing loss over the tokens of a batch "
+            "mixes its examples"
+        )
     ]
 
 
@@ -335,25 +337,26 @@ def _left(name: str, layer: nn.Module) -> Iterator[str]:
         file = inspect.getmodule(type(layer))
         where = "" if file is None else f" ({file.__name__})"
         yield (
-            f"layer {name!r} is a {type(layer).__name__}{where} with a forward of its own, which a "
-            "group norm would not have: replace it by hand, by what does not mix the examples"
+            f"layer {name!r} is a {type(layer).__name__}{where} with a forward of its own, which "
+            "a group norm would not have: replace it yourself by a layer that does not mix the "
+            "examples"
         )
     elif why is not None:
         yield why
     if isinstance(layer, torch.jit.ScriptModule) and "BatchNorm" in layer.original_name:
         yield (
-            f"layer {name!r} is a scripted {layer.original_name}, which cannot be exchanged: fix "
-            "the model before torch.jit.script"
+            f"layer {name!r} is a scripted {layer.original_name}, which cannot be replaced: call "
+            "dptrain.fix before torch.jit.script"
         )
     if isinstance(layer, _SpectralNorm) and layer.training:
         yield (
-            f"layer {name!r} keeps vectors of a spectral norm, which follow from the weights "
-            "alone: let them change, with Gradients(buffers=['*._u', '*._v'])"
+            f"layer {name!r} keeps vectors of a spectral norm, which depend on the weights "
+            "alone: allow them to change, with Gradients(buffers=['*._u', '*._v'])"
         )
     for hook in layer._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod):
             yield (
-                f"layer {name!r} is pruned, and computes {hook._tensor_name!r} before every call: "
-                "torch.nn.utils.prune.remove makes that permanent, and what was cut off is "
-                "trained again"
+                f"layer {name!r} is pruned, and computes {hook._tensor_name!r} before every "
+                "call: torch.nn.utils.prune.remove makes the pruning permanent, and the pruned "
+                "weights are trained again"
             )

@@ -54,10 +54,10 @@ class Unreached:
         _log.warning(
             "no gradient reached %d trainable parameter%s in the first step: %s%s. They learn "
             "nothing, and every step adds noise to them: freeze them with requires_grad_(False) "
-            "before the optimizer is made. If they should learn, see that the module that you call "
-            "is the one that holds them, that adapters are active, and that nothing is detached or "
-            "under no_grad() on the way. Where layers take part in some steps only (layer drop, "
-            "experts, several heads), there may be nothing wrong",
+            "before the optimizer is made. If they should learn, check that you call the module "
+            "that holds them, that adapters are active, and that nothing is detached or "
+            "computed under no_grad() on the way. If layers take part in some steps only (layer "
+            "drop, experts, several heads), this may be as intended",
             len(names),
             "s" if len(names) > 1 else "",
             ", ".join(repr(name) for name in names[:_NAMED]),

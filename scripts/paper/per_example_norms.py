@@ -50,8 +50,8 @@ def per_example_norms(
     taps = taps_of(module)
     if taps is None:
         raise TypeError(
-            f"module is a {type(module).__name__} that no run in mode bookkeeping is attached to: "
-            "pass private.module of a run with Gradients(mode='bookkeeping'), before "
+            f"module is a {type(module).__name__} to which no run in mode bookkeeping is "
+            "attached: pass private.module of a run with Gradients(mode='bookkeeping'), before "
             "private.detach()"
         )
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -59,7 +59,7 @@ def per_example_norms(
     with _gradients_kept(module), taps.reporting_to(book):
         reduced = loss() if callable(loss) and not isinstance(loss, torch.Tensor) else loss
         if not isinstance(reduced, torch.Tensor) or reduced.dim():
-            raise TypeError(f"{checks.named('loss', reduced)}: expected a tensor with one number")
+            raise TypeError(f"{checks.named('loss', reduced)}: must be a tensor with one number")
         reduced.backward()
         if book.batch is None:
             raise RuntimeError(

@@ -188,7 +188,7 @@ def test_rows_that_are_not_examples_are_refused(mode, together):
 def test_step_without_backward_or_batch_is_refused(mode):
     data = images()
     private = make(small_net(), data, mode, scheme=everything_every_step(len(data), 2))
-    with pytest.raises(RuntimeError, match="take one from the private loader"):
+    with pytest.raises(RuntimeError, match="take a batch from the private loader"):
         private.optimizer.step()
     for _ in private.loader:
         with pytest.raises(RuntimeError, match="backward"):
@@ -297,5 +297,5 @@ def test_a_forward_pass_of_an_earlier_batch_is_refused(mode):
     early = criterion(model(x), y)
     optimizer.step()  # the first of two parts: no parameter has changed
     next(batches)
-    with pytest.raises(RuntimeError, match="from before the batch at hand"):
+    with pytest.raises(RuntimeError, match="made before the current batch"):
         early.backward()

@@ -289,7 +289,7 @@ def test_norms_of_weights_are_parametrizations_of_the_same_parameters(norm):
         make(model, data, "bookkeeping", scheme=everything_every_step(5, 1))
     before = list(model.parameters())
     fixed, lines = quietly(model)
-    assert sum("is that of torch.nn.utils.parametrizations" in line for line in lines) == 1
+    assert sum("is now the one of torch.nn.utils.parametrizations" in line for line in lines) == 1
     assert {id(p) for p in fixed.parameters()} == {id(p) for p in before}
     private = dptrain.PrivacyEngine().make_private(
         module=fixed,

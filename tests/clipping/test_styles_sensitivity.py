@@ -150,7 +150,7 @@ class _Own(Flat):
                 return factors, contributed / 2
             case "when it is alone":
                 return factors * norms.min() / norms.max(), contributed
-            case "returned the shapes":
+            case "returned tensors of shapes":
                 return factors[:, 0], contributed
         return factors, contributed
 
@@ -240,7 +240,7 @@ def test_a_style_of_ones_own_may_not_break_the_bound(dtype):
         "longer than",
         "than the norm that it states",
         "when it is alone",
-        "returned the shapes",
+        "returned tensors of shapes",
     ):
         with pytest.raises(ValueError, match=wrong):
             clip_factors(small, 1.0, weights[:2], style=_Own(wrong))

@@ -182,7 +182,7 @@ def test_a_layer_called_on_a_row_that_all_examples_share_is_refused(mode):
     """Row 0 would hold the gradients of all examples, clipped as if it were one."""
     data = TensorDataset(torch.randint(0, 5, (6, 3)), torch.randint(0, 5, (6,)))
     private = make(SharedRow(), data, mode, scheme=everything_every_step(6, 1))
-    with pytest.raises(RuntimeError, match="'norm' has 1 per-example gradients for a batch of"):
+    with pytest.raises(RuntimeError, match="'norm' was called with 1 rows in a batch of"):
         train(private)
 
 

@@ -123,7 +123,7 @@ def test_an_example_moves_the_sum_by_at_most_the_bound(mode, reduction):
     assert moved(consecutive) == pytest.approx(bound, rel=1e-5)
     assert moved(consecutive) <= bound
     # The bound is about rows in order: fed otherwise, an example is in several means.
-    with pytest.raises(RuntimeError, match="belongs to another example"):
+    with pytest.raises(RuntimeError, match="belong to another example"):
         moved(strided)
 
 

@@ -91,15 +91,15 @@ def check_rows(found: int, expected: int, views: int = 1) -> None:
         return
     if views == 1:
         raise UnclearRows(
-            f"{found} per-example gradients for a batch of {expected} rows: keep one row per "
+            f"{found} per-example gradients for a batch of {expected} rows. Keep one row per "
             "example in the first dimension of every layer's input, and train on the loader's "
             "batch as a whole"
         )
     raise UnclearRows(
-        f"{found} per-row gradients for a batch of {expected} examples with views={views}: feed "
-        f"the model {expected * views} rows, the {views} views of an example one after the other, "
-        "keep them in the first dimension of every layer's input, and train on the loader's batch "
-        "as a whole"
+        f"{found} per-row gradients for a batch of {expected} examples with views={views}. Pass "
+        f"the model {expected * views} rows, with the {views} views of an example next to each "
+        "other, keep the rows in the first dimension of every layer's input, and train on the "
+        "loader's batch as a whole"
     )
 
 
@@ -119,14 +119,14 @@ def check_dense(called: str, *values: Any) -> None:
             continue
         if value.is_nested:
             raise RuntimeError(
-                f"{called}, is called on a nested tensor, of which no example has a row by its "
-                "place: call it on torch.nested.to_padded_tensor(x, 0.0), and give it the lengths "
-                "or a mask, with one row per example, beside it"
+                f"{called}, is called on a nested tensor, which has no row per example in its "
+                "first dimension: call it on torch.nested.to_padded_tensor(x, 0.0), and pass "
+                "the lengths or a mask, with one row per example, as another argument"
             )
         if value.layout is not torch.strided:
             raise RuntimeError(
-                f"{called}, is called on a sparse tensor (of layout {value.layout}), of which no "
-                "example has a row by its place: call it on x.to_dense(), in the collate function, "
-                "in the loop or before this layer; ids of what is there, padded, and an embedding "
-                "take less memory"
+                f"{called}, is called on a sparse tensor (layout {value.layout}), which has no "
+                "row per example in its first dimension: convert it with x.to_dense() in the "
+                "collate function, in the loop or before this layer. An embedding of padded ids "
+                "needs less memory"
             )

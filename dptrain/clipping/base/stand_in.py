@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 _NO_EXPORT = (
-    "this module is trained by a private run, whose bookkeeping runs in the place of its layers: "
-    "export, trace or script copy.deepcopy(module), which is of no run, or end the run with "
-    "private.detach() first"
+    "this module is being trained by a private run, which has replaced the forward methods of "
+    "its layers: export, trace or script copy.deepcopy(module), which belongs to no run, or end "
+    "the run with private.detach() first"
 )
 
 

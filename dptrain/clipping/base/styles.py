@@ -175,15 +175,15 @@ class PerGroup(ClippingStyle):
             if len(owners) != 1:
                 where = f"in several groups, {list(owners)}" if owners else "in no group"
                 raise ValueError(
-                    f"clipping=PerGroup: parameter {name!r} is {where}; let the patterns of "
-                    f"exactly one of {[group for group, _ in self.patterns]} match it"
+                    f"clipping=PerGroup: parameter {name!r} is {where}: the patterns of exactly "
+                    f"one of the groups {[group for group, _ in self.patterns]} must match it"
                 )
             found.append(hits[0][0])
         for group, patterns in self.patterns:
             if idle := [pattern for pattern in patterns if (group, pattern) not in used]:
                 raise ValueError(
                     f"clipping=PerGroup: pattern(s) {idle} of group {group!r} match no trainable "
-                    f"parameter; take them out, or choose among {list(names)}"
+                    f"parameter: remove them, or choose among {list(names)}"
                 )
         return found
 
@@ -266,9 +266,13 @@ def _checked_shares(shares: Any, names: list[str]) -> tuple[tuple[str, float], .
     if shares is None:
         return None
     if not isinstance(shares, Mapping):
-        raise TypeError(f"shares={shares!r}: a mapping from names of groups to numbers, or None")
+        raise TypeError(
+            f"shares={shares!r}: must be a mapping from names of groups to numbers, or None"
+        )
     if set(shares) != set(names):
-        raise ValueError(f"shares={shares!r}: one for each of the groups {names}, and no other")
+        raise ValueError(
+            f"shares={shares!r}: must have one number for each of the groups {names}, and no other"
+        )
     return tuple((n, checks.number(f"shares[{n!r}]", shares[n], above=0)) for n in names)
 
 
@@ -295,7 +299,8 @@ def parameter_groups(
     count = max(groups, default=-1) + 1
     if len(groups) != len(parameters) or set(groups) != set(range(count)):
         raise ValueError(
-            f"clipping={style}: its groups() gave {groups} for {len(parameters)} parameters; it "
-            "has to give each a number, and to use all numbers from 0 on"
+            f"clipping={style}: its groups() returned {groups} for {len(parameters)} "
+            "parameters: it must return one number per parameter, and must use all numbers from "
+            "0 up"
         )
     return groups

@@ -28,7 +28,7 @@ def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> 
     """
     present = [part for part in parts if part is not None]
     if not present:
-        raise ValueError("parts: no parameter took part, so there are no norms")
+        raise ValueError("parts: no parameter took part in the loss, so there are no norms")
     device, dtype = present[0].device, present[0].dtype
     for other in present[1:]:
         dtype = torch.promote_types(dtype, other.dtype)
@@ -110,10 +110,10 @@ def enlargement(unit: float | torch.Tensor, max_grad_norm: float, loss_scale: fl
     """
     if max_grad_norm < _LEAST_BOUND or max_grad_norm * loss_scale < _LEAST_REPORTED:
         raise RuntimeError(
-            f"max_grad_norm={max_grad_norm:g} with a loss that is multiplied by {loss_scale:g}: "
-            "float32 has too few digits of gradients as short as that to clip them. Choose a "
-            f"max_grad_norm of {_LEAST_BOUND:.0e} or more, and a scale (GradScaler's init_scale) "
-            f"of {_LEAST_REPORTED:.0e} / max_grad_norm or more; nothing of this step was released"
+            f"max_grad_norm={max_grad_norm:g} with a loss multiplied by {loss_scale:g}: "
+            "gradients this short cannot be clipped accurately in float32. Choose max_grad_norm "
+            f"of at least {_LEAST_BOUND:.0e} and a loss scale (init_scale of GradScaler) of at "
+            f"least {_LEAST_REPORTED:.0e} / max_grad_norm. This step released nothing"
         )
     ratio = (unit if isinstance(unit, float) else float(unit.max())) / max_grad_norm
     return 1.0 if ratio <= _ORDINARY else 2.0 ** math.floor(math.log2(ratio))
@@ -145,9 +145,9 @@ def _clipped_alone(
         factors, contributed = style.clip(some.clone(), max_grad_norm)  # which it may write into
         if factors.shape != some.shape or contributed.shape != some.shape[:1]:
             raise ValueError(
-                f"{start} returned the shapes {tuple(factors.shape)} and "
-                f"{tuple(contributed.shape)} for norms of shape {tuple(some.shape)}; return (rows, "
-                "groups) and (rows,)"
+                f"{start} returned tensors of shapes {tuple(factors.shape)} and "
+                f"{tuple(contributed.shape)} for norms of shape {tuple(some.shape)}: it must "
+                "return the shapes (rows, groups) and (rows,)"
             )
         found.append((factors.detach().clone(), contributed.detach().clone()))
     together, alone = found[0], found[:0:-1]
@@ -157,8 +157,9 @@ def _clipped_alone(
     for whole, own in zip(together, each, strict=True):
         if not torch.allclose(whole[finite], own[finite], rtol=1e-5, atol=0.0):
             raise ValueError(
-                f"{start} gives an example another factor when it is alone: a factor must follow "
-                "from that example's norms only, or one example moves what others contribute"
+                f"{start} gives an example another factor when it is alone in the batch. A "
+                "factor must depend on that example's norms only, since otherwise one example "
+                "changes the contributions of others"
             )
     return each[0], each[1]
 
@@ -182,10 +183,12 @@ def _check_clipped(
     if not bool((left <= stated * slack + torch.finfo(norms.dtype).tiny).all()):
         raise ValueError(
             f"{start} leaves more of an example's gradient than the norm that it states: its "
-            "second value must be at least the norm of what the factors leave"
+            "second return value must be at least the norm that remains after the factors are "
+            "applied"
         )
     if not bool((stated <= max_grad_norm * slack).all()):
         raise ValueError(
             f"{start} leaves an example's gradient longer than max_grad_norm={max_grad_norm:g}, "
-            "for which the noise is too little; shorten it, for instance as Flat() does"
+            "so the noise would be too small. Scale the gradient to at most max_grad_norm, as "
+            "Flat() does"
         )

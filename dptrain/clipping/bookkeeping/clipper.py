@@ -150,9 +150,10 @@ class BookkeepingClipper(Book):
         batch = self.at_hand()
         if batch is None:
             raise RuntimeError(
-                "take a batch from the private loader before the backward pass; a trainer has to "
-                "be given that one, private.loader, and not the loader it was made from. Gradients "
-                "of other parameters than the run's are had by loss.backward(inputs=...)"
+                "backward pass without a batch: take a batch from the private loader before the "
+                "backward pass, and give a trainer private.loader instead of the loader it was "
+                "made from. For gradients of parameters outside the run, call "
+                "loss.backward(inputs=...)"
             )
         check_same_batch(since, batch)
         if batch is not self.batch:
@@ -355,10 +356,10 @@ class BookkeepingClipper(Book):
 def tell_of_no_gradient() -> None:
     """Log that a backward pass between two batches is none of the run's."""
     _log.warning(
-        "a backward pass went through the private module after optimizer.step() and before the "
-        "next batch of the private loader: it is no part of the run, whose parameters are trained "
-        "by the loader's batches alone. Gradients of its inputs, and of other modules, are right; "
-        "to train the module on other data as well, end the run with private.detach()"
+        "a backward pass went through the private module between optimizer.step() and the next "
+        "batch of the private loader. The run ignores its gradients of the module's parameters; "
+        "gradients of the inputs and of other modules are computed as usual. To train the "
+        "module on other data as well, end the run with private.detach()"
     )
 
 
@@ -366,7 +367,8 @@ def check_same_batch(since: MicroBatch | None, batch: MicroBatch | None) -> None
     """Refuse a backward pass of which the forward pass saw another batch."""
     if since is not batch:
         raise RuntimeError(
-            "this backward pass is of a forward pass from before the batch at hand was taken from "
-            "the private loader: its gradients would be released as another batch's; for every "
-            "batch, run forward and backward pass, then optimizer.step()"
+            "this backward pass belongs to a forward pass made before the current batch was "
+            "taken from the private loader, so its gradients would be released as those of "
+            "another batch. For every batch, run the forward pass, the backward pass and "
+            "optimizer.step() in this order"
         )

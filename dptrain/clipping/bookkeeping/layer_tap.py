@@ -69,10 +69,10 @@ class LayerTap(StandIn):
         """The layer's output, of which what the rule finds is reported on the way back."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
-                f"{self.observe.called}, is called within torch.func (vmap, grad, jvp or the "
-                "like), where a layer cannot be seen to have a row for each example: call it on "
-                "the whole batch, or use its parameters there without it "
-                "(torch.vmap(lambda row: row @ self.weight)(x))"
+                f"{self.observe.called}, is called within torch.func (vmap, grad, jvp or "
+                "similar), where dptrain cannot check that its input has one row per example. "
+                "Call the layer on the whole batch, or use its parameters directly inside "
+                "torch.func (torch.vmap(lambda row: row @ self.weight)(x))"
             )
         with self.observe.naming():
             return self.observe.rule.run(self.observe, self.own, args, kwargs)

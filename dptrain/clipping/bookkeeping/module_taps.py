@@ -38,24 +38,25 @@ def check_layers(module: nn.Module) -> str | None:
     name, why = next(iter(found.items()))
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return (
-        f"layer {name!r}{more}: {why}; dptrain.register_layer() takes a rule for it, or freeze its "
-        "parameters with requires_grad_(False)"
+        f"layer {name!r}{more}: {why}. Register a rule for it with dptrain.register_layer(), or "
+        "freeze its parameters with requires_grad_(False)"
     )
 
 
 _LEAK = (
-    "parameter {name!r} is used outside the layer that owns it{by} (through torch.nn.functional, "
-    "say, or in a penalty on the weights), which no rule for per-example gradients knows: call the "
-    "layer, use the optimizer's weight_decay, or, if this is in the loop and not in the module, "
-    "Gradients(mode='hooks'), which leaves such gradients out"
+    "parameter {name!r} is used outside the layer that owns it{by} (for instance through "
+    "torch.nn.functional, or in a penalty on the weights), where its per-example gradients "
+    "cannot be computed. Call the layer instead, or use the optimizer's weight_decay. If the "
+    "use is in the training loop and not in the module, Gradients(mode='hooks') ignores its "
+    "gradients"
 )
 
 
 _CHECKPOINTED = (
-    "{names}: a checkpoint within its own forward runs a part of that again in the backward pass, "
-    "where nothing follows what its bare parameters do. Have the checkpoint around the whole layer "
-    "(checkpoint(layer, x)), or put these parameters into a module that the checkpoint calls; or "
-    "freeze them with requires_grad_(False)"
+    "{names}: the forward of this layer uses activation checkpointing internally, and "
+    "per-example gradients of parameters used inside the checkpoint cannot be computed. "
+    "Checkpoint the whole layer (checkpoint(layer, x)), or move these parameters into a module "
+    "that the checkpoint calls. Otherwise freeze them with requires_grad_(False)"
 )
 
 
@@ -387,10 +388,10 @@ def _computed_before_calls(module: nn.Module) -> dict[str, str]:
             weight = own.removesuffix("_g").removesuffix("_orig")  # weight_norm; the others
             if p.requires_grad and weight != own and weight in vars(layer):
                 found[name] = (
-                    f"{weight!r} is computed from {own!r} before every call (weight_norm, "
-                    "spectral_norm or pruning of torch.nn.utils), past the layer's rule; "
-                    "dptrain.fix(model) puts torch.nn.utils.parametrizations in place of the two "
-                    "norms"
+                    f"{weight!r} is recomputed from {own!r} before every call (weight_norm, "
+                    "spectral_norm or pruning of torch.nn.utils), which the layer's rule for "
+                    "per-example gradients does not cover; dptrain.fix(model) replaces the two "
+                    "norms by those of torch.nn.utils.parametrizations"
                 )
     return found
 

@@ -70,9 +70,10 @@ class ReplayCosts:
             for kind, rules in kinds.items()
         ]
         _log.warning(
-            "layers without a rule were run again for the gradients of each example: %s of the "
-            "time of the first batch's forward pass, backward pass and clipping. "
-            "dptrain.register_layer() takes a rule for a type of layer",
+            "layers without a rule for per-example gradients were evaluated again for each "
+            "example: %s of the time of the first batch's forward pass, backward pass and "
+            "clipping. A rule for the type of layer, registered with dptrain.register_layer(), "
+            "avoids this",
             "; ".join(lines),
         )
 

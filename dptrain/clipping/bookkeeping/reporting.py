@@ -53,9 +53,9 @@ class ReportedRows(torch.autograd.Function):
 def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "create_graph=True: Gradients(mode='bookkeeping') does not see what a gradient "
-            "penalty, or another derivative of a gradient, does with the parameters; leave it "
-            "out, or estimate it by a difference of two forward passes"
+            "create_graph=True: Gradients(mode='bookkeeping') cannot form per-example gradients "
+            "of a gradient penalty, or of another derivative of a gradient. Remove it, or "
+            "estimate it by the difference of two forward passes"
         )
     # torch.autograd.grad by an input (for adversarial examples, say) is not about parameters: the
     # leaf that stands for them is not asked for then.

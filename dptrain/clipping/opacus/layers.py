@@ -70,9 +70,9 @@ class OpacusLayers(GradSampleHooks):
             layers = [n for n, m in self._module.named_modules() if getattr(m, "inplace", False)]
             named = f" (layers with inplace=True: {layers})" if layers else ""
             raise RuntimeError(
-                "the output of a layer is written to in place, which torch forbids for outputs "
-                f"with hooks{named}: use inplace=False, h = h + x for h += x, h.clone() before "
-                "an assignment to a part of it, or Gradients(mode='bookkeeping')"
+                "a layer's output is modified in place, which torch forbids for outputs with "
+                f"hooks{named}: use inplace=False, replace h += x by h = h + x, clone h before "
+                "assigning to a part of it, or use Gradients(mode='bookkeeping')"
             ) from error
 
     def iterate_submodules(self, module: nn.Module) -> Iterator[nn.Module]:
@@ -86,9 +86,10 @@ class OpacusLayers(GradSampleHooks):
                 if inner is not layer and inner in found:
                     raise ValueError(
                         f"layer {names[inner]!r} is a part of {names[layer]!r}, a "
-                        f"{type(layer).__name__} with parameters of its own, and of another module "
-                        "too: its gradients would count twice; give the parameters of "
-                        f"{names[layer]!r} a module of their own, or each place its own layer"
+                        f"{type(layer).__name__} with parameters of its own, and also of another "
+                        "module, so its gradients would be counted twice. Move the parameters "
+                        f"of {names[layer]!r} into a module of their own, or use a separate "
+                        "layer in each place"
                     )
         yield from found
 
@@ -109,9 +110,9 @@ class OpacusLayers(GradSampleHooks):
             self._one_id_each.add(module)
             return
         raise RuntimeError(
-            f"an embedding looks up {rows} consecutive ids in a batch of {rows} rows: these may be "
-            "positions that all examples share or one id an example; give positions the shape of "
-            "the batch, ids[None].expand(rows, -1), and ids of the examples' own the shape "
+            f"an embedding looks up {rows} consecutive ids in a batch of {rows} rows, which may "
+            "be positions that all examples share or one id per example. Give positions the "
+            "shape of the batch, ids[None].expand(rows, -1), and ids of the examples the shape "
             "(rows, 1)"
         )
 
@@ -152,9 +153,9 @@ def refuse_reordered_rows(module: nn.Module) -> list[RemovableHandle]:
         if order is None or torch.equal(order.cpu(), torch.arange(len(order))):
             return
         raise RuntimeError(
-            f"layer {name!r} got a packed sequence with enforce_sorted=False, which puts the rows "
-            "in another order than the other layers see, so that per-example gradients would mix "
-            "examples: feed it padded tensors, or, without an individual filter, let collate_fn "
+            f"layer {name!r} is called on a packed sequence with enforce_sorted=False, which "
+            "reorders the rows for this layer only, so per-example gradients would mix "
+            "examples. Use padded tensors, or, without an individual filter, let collate_fn "
             "sort the rows by length and pack them with enforce_sorted=True"
         )
 

@@ -179,7 +179,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         if self.hooks_enabled and not getattr(module, "activations", None):
             raise RuntimeError(
                 f"backward pass through a {type(module).__name__} in eval mode: per-example "
-                "gradients need module.train(), and evaluation belongs under torch.no_grad()"
+                "gradients need module.train(). Put evaluation under torch.no_grad()"
             )
         if self.hooks_enabled and rows is not None:
             self.refuse_shared_ids(module, rows * self.views)
@@ -203,9 +203,9 @@ class HookedModule(OpacusLayers, GradSampleModule):
         own = dict(module.named_parameters(recurse=False))
         if new := [n for n, p in own.items() if p.requires_grad and not hasattr(p, "grad_sample")]:
             raise RuntimeError(
-                f"parameter(s) {new} of layer {self._name(module)!r} were unfrozen since "
-                "make_private, and have neither per-example gradients nor noise: call "
-                "requires_grad_(False) on them again, or make a new run that trains them"
+                f"parameter(s) {new} of layer {self._name(module)!r} were unfrozen after "
+                "make_private, so they get neither per-example gradients nor noise: call "
+                "requires_grad_(False) on them again, or start a new run that trains them"
             )
         check_dense(f"layer {self._name(module)!r}, a {type(module).__name__}", *inputs)
         others = sorted({type(x).__name__ for x in inputs if not isinstance(x, torch.Tensor)})
@@ -214,10 +214,10 @@ class HookedModule(OpacusLayers, GradSampleModule):
             return
         what = f"argument(s) of type {others}" if others else f"{len(inputs)} tensors"
         raise RuntimeError(
-            f"layer {self._name(module)!r}, a {type(module).__name__}, is called with {what}, and "
-            "Opacus forms its gradients from one tensor: freeze its parameters with "
-            "requires_grad_(False), or use Gradients(mode='bookkeeping'), with a rule for it by "
-            "dptrain.register_layer() if there is none"
+            f"layer {self._name(module)!r}, a {type(module).__name__}, is called with {what}, "
+            "and Opacus supports only layers called with one tensor. Freeze its parameters with "
+            "requires_grad_(False), or use Gradients(mode='bookkeeping'), with a rule "
+            "registered by dptrain.register_layer() if the layer has none"
         )
 
     def _name(self, layer: nn.Module) -> str:
@@ -293,9 +293,9 @@ class PerExampleClipper(BookkeepingClipper):
                 self._uses[p] = [Materialized(g.to(summing_dtype(p)))]
         if not self._uses:
             raise RuntimeError(
-                "no per-example gradients: before optimizer.step(), call loss.backward() once on "
-                "the private module's output, with the module in training mode; a forward pass in "
-                "training mode that is not followed by backward() belongs under torch.no_grad()"
+                "no per-example gradients: before optimizer.step(), call loss.backward() once "
+                "on the private module's output, with the module in training mode. Run forward "
+                "passes that are not followed by backward() under torch.no_grad()"
             )
         return super().clipped_sum(**options)
 
@@ -318,9 +318,9 @@ class PerExampleClipper(BookkeepingClipper):
         if waiting:
             names = ", ".join(repr(self._names.get(p, tuple(p.shape))) for p in waiting)
             raise RuntimeError(
-                f"of the forward calls that use parameter(s) {names}, the backward pass reached "
-                "some and not others: run forward passes that the loss does not depend on under "
-                "torch.no_grad(), or use Gradients(mode='bookkeeping')"
+                f"some of the forward calls that use parameter(s) {names} have no backward pass: "
+                "run forward passes that the loss does not depend on under torch.no_grad(), or "
+                "use Gradients(mode='bookkeeping')"
             )
 
     def _grad_sample(self, p: nn.Parameter, examples: int) -> torch.Tensor | None:
@@ -330,8 +330,9 @@ class PerExampleClipper(BookkeepingClipper):
             return None
         if isinstance(g, list):
             raise RuntimeError(
-                f"{len(g)} backward passes were made for one batch; each would be clipped on its "
-                "own and an example would count several times: add the losses, call backward once"
+                f"{len(g)} backward passes were made for one batch. Each would be clipped "
+                "separately, so an example would count several times: add the losses and call "
+                "backward once"
             )
         sizes = None if self.batch is None else self.batch.sizes
         check_rows(len(g), examples if sizes is None else int(sizes.sum()), self.views)

@@ -123,7 +123,9 @@ class OwnerTrace:
             self.memory.put(tensor, shared(tensor.shape), written=True)
             return shared(tensor.shape)
         if self._unknown_constant is None:
-            self._unknown_constant = self.note("unknown", "a tensor made of Python's objects")
+            self._unknown_constant = self.note(
+                "unknown", "a tensor that consists of Python objects"
+            )
         found = torch.tensor(self._unknown_constant, dtype=torch.int32).expand(tensor.shape)
         self.memory.put(tensor, found, written=True)
         return found
@@ -196,7 +198,7 @@ class OwnerTrace:
                 self._owners(tensor)
             self._tainted = True
             for tensor in self._lent:
-                self.memory.hide(tensor, self.note("unknown", "memory that Python writes into"))
+                self.memory.hide(tensor, self.note("unknown", "memory that Python writes to"))
         self._lent.clear()
 
     def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:

@@ -401,9 +401,10 @@ class OwnerWatch:
         least = int(wrong.min())
         if least > EVENT:
             raise RowsMeet(
-                f"{self._name(layer)}: {what} has for one row of the batch what belongs to another "
-                "example, so that no example's contribution can be bounded: rows are in another "
-                f"order, or another dimension is the examples'. {_REMEDY}"
+                f"{self._name(layer)}: {what} has in one row of the batch numbers that belong to "
+                "another example, so no example's contribution can be bounded. The rows are in "
+                "another order, or the examples are in another dimension than the first. "
+                f"{_REMEDY}"
             )
         # Where a bag begins, the examples before it say, and what is made of its ids says so too.
         places = isinstance(layer, nn.EmbeddingBag) and what == _INPUT
@@ -414,9 +415,9 @@ class OwnerWatch:
         )
         if mixed:
             raise RowsMeet(
-                f"{self._name(layer)}: {what} depends for one example on another: {mixed[0]} puts "
-                "together what several examples have, so that no example's contribution can be "
-                "bounded. " + _remedy(mixed[0])
+                f"{self._name(layer)}: {what} depends for one example on another, so no "
+                f"example's contribution can be bounded: {mixed[0]} combines the numbers of "
+                f"several examples. {_remedy(mixed[0])}"
             )
         self._doubt(f"{what} of {self._name(layer)}, is made by {self._trace.event(least)}")
 
@@ -429,13 +430,13 @@ class OwnerWatch:
 def _remedy(event: Event) -> str:
     if event.operator.startswith("nll_loss"):
         return (
-            "A mean over the targets that count divides by what the whole batch holds: take the "
-            "loss from dptrain.losses, which reduces each example by itself"
+            "A mean over the targets that count divides by a number that depends on the whole "
+            "batch: use a loss from dptrain.losses, which reduces each example by itself"
         )
     if event.module is None:  # as Lightning's training_step and a loop's own lines
         return (
-            "It is done past the module's forward, as losses are: reduce each example by itself "
-            "there, as those of dptrain.losses do"
+            "This happens outside the module's forward, as in a loss: reduce each example by "
+            "itself there, as the losses of dptrain.losses do"
         )
     return _REMEDY
 

@@ -35,44 +35,44 @@ _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are 
 
 # Only where nothing was seen that would make the guarantee a false one.
 SWITCH = (
-    "if you know that they do, Gradients(probe='off') goes on, and the guarantee says that it "
-    "assumes so"
+    "If you know that the module treats the examples separately, use Gradients(probe='off'): "
+    "the guarantee then states this as an assumption"
 )
 _UNCONFIRMED = (
-    "parameter {name!r} of layer {layer!r}, a {kind}: the gradients that bookkeeping forms of it "
-    "for the examples do not add up to the gradient that autograd finds on the same few rows: they "
-    "{found}. Either its layer's rule is wrong (dptrain.testing.check_layer_rule tests it), or it "
-    "is used where no rule sees it, outside the call of the layer that owns it, as through "
-    "torch.nn.functional: call the layer, freeze the parameter with requires_grad_(False), or, if "
-    "the rule is wrong, use Gradients(mode='hooks')"
+    "parameter {name!r} of layer {layer!r}, a {kind}: its per-example gradients do not add up "
+    "to the gradient that autograd computes on the same few rows: they {found}. Either the "
+    "parameter is also used outside the layer that owns it, for instance through "
+    "torch.nn.functional, or the layer's rule is wrong (dptrain.testing.check_layer_rule tests "
+    "it). Call the layer instead, freeze the parameter with requires_grad_(False), or, if the "
+    "rule is wrong, use Gradients(mode='hooks')"
 )
 _UNHOOKED = (
-    "parameter {name!r} of layer {layer!r}, a {kind}: the gradients that Opacus's hooks form of it "
-    "for the examples do not add up to the gradient that autograd finds on the same few rows: they "
-    "{found}. The hooks see only the calls of the layer itself, and the parameter is used past "
-    "these (through torch.nn.functional, as a tied weight that another layer reads, in a product, "
-    "or in a penalty), or Opacus's rule for the layer is wrong: use Gradients(mode='bookkeeping'), "
-    "call the layer itself, or freeze the parameter with requires_grad_(False)"
+    "parameter {name!r} of layer {layer!r}, a {kind}: its per-example gradients do not add up "
+    "to the gradient that autograd computes on the same few rows: they {found}. Either the "
+    "parameter is also used outside the calls of its layer (through torch.nn.functional, as a "
+    "tied weight of another layer, in a product, or in a penalty), which Opacus's hooks do not "
+    "see, or Opacus's rule for the layer is wrong. Use Gradients(mode='bookkeeping'), call the "
+    "layer itself, or freeze the parameter with requires_grad_(False)"
 )
 _MIXED = (
-    "parameter {name!r} of layer {layer!r}, a {kind}: the gradient of one example moved when "
-    "another example of the batch was changed, though the layer's inputs and the gradient by its "
-    "output did not: the layer takes something else from the whole batch (a number such as "
-    "x.max().item(), or an attribute or global that is set before the call). Compute it from each "
-    "example alone, as a tensor with a row for each"
+    "parameter {name!r} of layer {layer!r}, a {kind}: the gradient of one example changed when "
+    "another example of the batch was changed, although the layer's inputs and the gradient "
+    "with respect to its output stayed the same. The layer uses something else that depends on "
+    "the whole batch (a number such as x.max().item(), or an attribute or global that is set "
+    "before the call). Compute it from each example alone, as a tensor with one row per example"
 )
 _COUNTED = (
-    "the gradient of one example at layer {layer!r} moved when another example was left out of the "
-    "batch: the module mixes the examples, as what it makes of a row depends on how many there "
-    "are, or on its place among them (len(x), x.shape[0], a mean over the first dimension, "
-    "positions counted along it), which one example more or less changes.{ties} Compute every row "
-    "as if it were alone, and have means over the batch taken by the loss"
+    "the gradient of one example at layer {layer!r} changed when another example was left out "
+    "of the batch, so the module mixes the examples: its result for a row depends on the number "
+    "of rows or on the row's place among them (len(x), x.shape[0], a mean over the first "
+    "dimension, positions counted along it).{ties} Compute every row as if it were alone, and "
+    "let only the loss take a mean over the batch"
 )
 _TIES = (
-    " The module returns a loss: one that divides by the batch's targets, weights or lengths does "
-    "this, as that of Hugging Face's models does. Call the module without labels, and take the "
-    "loss from dptrain.losses, which reduces each example by itself; or have the module's own do "
-    "so, by dptrain.losses.reduce_examples."
+    " The module returns a loss, and a loss that divides by the number of targets, the weights "
+    "or the lengths of the batch has this effect, as in Hugging Face's models. Call the module "
+    "without labels and use a loss from dptrain.losses, or reduce each example by itself in the "
+    "module with dptrain.losses.reduce_examples."
 )
 
 
@@ -163,12 +163,11 @@ class Examination(Passes):
         s = next((s for s in wrong if _takes_positions_first(s.layer)), wrong[0])
         hint = self._batch_first(s.layer)
         raise RuntimeError(
-            f"layer {self._name(s)!r} has {len(s.gradient)} per-example gradients for a batch "
-            f"of {rows} rows (fed to see): the first dimension of what it is called on does "
-            f"not follow the examples. {hint}Keep one row per example in "
-            "the first dimension of every layer's input (give what all examples share a row for "
-            "each, as in ids.expand(rows, -1)), train on the loader's batch as a whole, or freeze "
-            "the layer with requires_grad_(False)"
+            f"layer {self._name(s)!r} was called with {len(s.gradient)} rows in a batch of "
+            f"{rows} rows (dptrain ran the model on a few examples to check this). {hint}Keep "
+            "one row per example in the first dimension of every layer's input, repeat an input "
+            "that all examples share for each row (ids.expand(rows, -1)), and train on the "
+            "loader's batch as a whole; or freeze the layer with requires_grad_(False)"
         )
 
     def _batch_first(self, layer: nn.Module) -> str:
@@ -183,9 +182,8 @@ class Examination(Passes):
         )
         return (
             f"{type(owner).__name__} {name or '(the module itself)'!r} is made with "
-            "batch_first=False, which takes the first dimension for positions, and so examples "
-            "that are there for one sequence: make it with batch_first=True if its input has the "
-            "examples first. "
+            "batch_first=False, so it takes the first dimension for positions and the examples "
+            "for one sequence: use batch_first=True if its input has the examples first. "
         )
 
     def vary(self, base: Rows, run: Pass, *, briefly: bool = False) -> bool | None:
@@ -243,18 +241,19 @@ class Examination(Passes):
         for s in [*called[0].values(), *called[1].values()]:
             if s.layer not in called[0] or s.layer not in called[1]:
                 raise RuntimeError(
-                    f"whether layer {self._name(s)!r} takes part depends on one example of the "
-                    "batch: it did for some numbers of that example, and not for others, so that "
-                    "the example decides what gradients all the others have. Call the layer for "
-                    "every example, and choose between results row by row (torch.where)"
+                    f"whether layer {self._name(s)!r} is called depends on the content of one "
+                    "example of the batch, so that example decides which gradients all the "
+                    "others have. Call the layer for every example, and choose between results "
+                    "row by row (torch.where)"
                 )
         for s in theirs:
             if not isinstance(s.layer, RNNLinear) and len(s.gradient) != rows:
                 raise RuntimeError(
-                    f"layer {self._name(s)!r} is called on as many rows as the numbers in the "
-                    f"batch say ({len(s.gradient)}, of {rows} examples, where one of them was "
-                    "changed), so that nothing says which rows are whose: call it on all "
-                    "positions of every example, and mask what does not count afterwards"
+                    f"the number of rows on which layer {self._name(s)!r} is called depends on "
+                    f"the content of the batch ({len(s.gradient)} rows for {rows} examples, "
+                    "after one of them was changed), so its rows cannot be assigned to "
+                    "examples. Call it on all positions of every example, and mask the unwanted "
+                    "results afterwards"
                 )
 
     def _compare(self, base: Rows, run: Pass, found: Pass, own: range) -> None:
@@ -271,10 +270,11 @@ class Examination(Passes):
             return  # a pass that writes into parameters: no step is made after it (StateWatch)
         if not same_calls(run.seen, again.seen) or _noisy(run.seen, again.seen):
             raise RuntimeError(
-                "two runs of the module on the same numbers, with all random generators in the "
-                "same state, differ, so that nothing shows whether it keeps the examples apart: "
-                "let what is random in it use torch's, numpy's or Python's global generators, or "
-                f"an attribute of a layer; {SWITCH}"
+                "two runs of the module on the same inputs, with all random generators in the "
+                "same state, gave different results, so it cannot be checked that the module "
+                "treats the examples separately. Draw its random numbers from the global "
+                "generators of torch, numpy or Python, or from a generator in an attribute of a "
+                f"layer. {SWITCH}"
             )
         calls = list(moved(run.seen, found.seen, base.rows, own, again.seen))
         if not calls:
@@ -282,18 +282,18 @@ class Examination(Passes):
         by_input = [s for s, of_input in calls if of_input]
         if by_input:
             raise RuntimeError(
-                f"layer {self._name(by_input[-1])!r} is given for one example what depends on "
-                "another: its input moved when another example of the batch was changed. The "
-                "module mixes the examples before this layer (by statistics, attention or a "
-                "dimension that is not theirs), and no example's contribution can be bounded; "
-                "keep the examples apart, one in each row of the first dimension"
+                f"the input of layer {self._name(by_input[-1])!r} for one example changed when "
+                "another example of the batch was changed, so no example's contribution can be "
+                "bounded. The module mixes the examples before this layer (by statistics, by "
+                "attention, or because the examples are in another dimension). Keep the "
+                "examples apart, one in each row of the first dimension"
             )
         ties = _TIES if run.reduced else ""
         raise RuntimeError(
-            f"the gradient of one example at layer {self._name(calls[0][0])!r} moved when another "
-            "example of the batch was changed, or ended early: what comes after this layer mixes "
-            f"the examples, and no example's contribution can be bounded.{ties} Keep the examples "
-            "apart"
+            f"the gradient of one example at layer {self._name(calls[0][0])!r} changed when "
+            "another example of the batch was changed or shortened, so no example's "
+            f"contribution can be bounded: the module mixes the examples after this layer.{ties} "
+            "Keep the examples apart"
         )
 
     def _name(self, s: Sighting) -> str:

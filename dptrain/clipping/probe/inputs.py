@@ -195,10 +195,10 @@ class Rows:
         first = self.names[places[0]]
         field = first if first.isidentifier() else "x"
         return (
-            f". Of the module's arguments, {' and '.join(names)} {what} the batch's "
-            f"{self.rows} rows in the second dimension, which not every layer is followed with: "
-            "give the module tensors with one row per example in the first dimension, and "
-            f"transpose them in its forward where a layer takes them so ({field}.transpose(0, 1))"
+            f". Of the module's arguments, {' and '.join(names)} {what} the batch's {self.rows} "
+            "rows in the second dimension, which not every layer supports. Pass the module "
+            "tensors with one row per example in the first dimension, and transpose them in its "
+            f"forward for the layers that need it ({field}.transpose(0, 1))"
         )
 
     def supposing(self, following: frozenset[int]) -> Rows:

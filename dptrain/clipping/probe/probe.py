@@ -30,19 +30,19 @@ _ROUNDS = 5  # of looking for uses of parameters past their layers, and followin
 
 _OUTSIDE = "called outside the module's own forward"
 _UNSEEN = (
-    "a gradient reached layer {layer!r}, which the outputs of the module do not depend on as far "
-    "as a probe of it can see, so that nothing shows whether the examples stay apart: have the "
-    "module's forward return what the loss is made of, as tensors; " + SWITCH
+    f"a gradient reached layer {{layer!r}}, on which the outputs of the module do not seem to "
+    "depend, so it cannot be checked that the module treats the examples separately. Let the "
+    f"module's forward return what the loss is computed from, as tensors. {SWITCH}"
 )
 _FAILED = (
-    "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "
-    "shows whether the examples stay apart ({error}); let every argument with a row for each "
-    "example have it in the first dimension; " + SWITCH
+    "the module cannot be run on a few rows of the batch, nor on a copy of it, so it cannot be "
+    f"checked that it treats the examples separately ({{error}}). Give every argument with one "
+    f"row per example its rows in the first dimension. {SWITCH}"
 )
 _NO_ROWS = (
-    "the batch has {rows} rows, and no argument of the module has these in "
-    "its first dimension, so that nothing shows which numbers are whose: give the module tensors "
-    "with one row per example in the first dimension; " + SWITCH
+    f"the batch has {{rows}} rows, and no argument of the module has this size in its first "
+    "dimension, so its numbers cannot be assigned to examples. Pass the module tensors with one "
+    f"row per example in the first dimension. {SWITCH}"
 )
 
 

@@ -151,11 +151,11 @@ class LossSignature:
         self._told = not normalized
         if self._alike >= wanted:
             raise RuntimeError(
-                "the loss divides by what the whole batch holds: the examples' shares of it differ "
-                "and add up to 1, as where a cross entropy with reduction='mean' has ignored "
-                "targets or class weights. One example then changes the gradients of all others "
-                "before they are clipped: take the loss from dptrain.losses, which reduces each "
-                "example by itself"
+                "the loss divides by a number that depends on the whole batch, since the "
+                "examples' shares of it differ and add up to 1, as in a cross entropy with "
+                "reduction='mean' and ignored targets or class weights. One example then "
+                "changes the gradients of all others before they are clipped. Use a loss from "
+                "dptrain.losses, which reduces each example by itself"
             )
 
     def _compare(self, rows: int, share: float, reduction: str, alike: float) -> None:
@@ -170,9 +170,9 @@ class LossSignature:
             return
         sizes = ", ".join(map(str, sorted(self._even)))
         raise RuntimeError(
-            f"Gradients(loss={reduction!r}): the loss is a {other} over the rows of the batch, as "
-            f"batches of {sizes} rows show. Its gradients would be scaled by the number of rows, "
-            "so that one example changes those of all others before they are clipped: set "
+            f"Gradients(loss={reduction!r}): the loss is a {other} over the rows of the batch, "
+            f"as batches of {sizes} rows show. Its gradients would be scaled by the number of "
+            "rows, so one example would change those of all others before they are clipped. Set "
             f"Gradients(loss={other!r}), or reduce the loss by a {reduction}"
         )
 

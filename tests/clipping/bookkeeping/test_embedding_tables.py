@@ -141,10 +141,10 @@ def test_a_table_that_all_examples_share(kind, how):
 
 # What only passes over few rows show; as many ids as there are rows may be one an example.
 UNSEEN = {
-    "ids as many as the rows": "the examples' own",
-    "ids that a buffer holds": "the examples' own",
-    "table and ids of the examples'": "the examples' own",
-    "ids given twice": "neither consecutive, as positions are, nor all the same",
+    "ids as many as the rows": "one id per example",
+    "ids that a buffer holds": "one id per example",
+    "table and ids of the examples'": "one id per example",
+    "ids given twice": "neither consecutive, as positions are, nor all equal",
     **dict.fromkeys(
         [how for how in [*SHARED, *POSITIONS] if "the weight" in how], "used outside the layer"
     ),
@@ -169,11 +169,11 @@ REFUSED = {
     ),
     "ids that the batch decides": (
         lambda m, x: m.user(x) @ m.item((x.max() > 0).long() + torch.arange(3)).T,
-        "for one example (what depends )?on another",
+        "for one example (changed when|on) another",
     ),
     "one id that an example decides": (
         lambda m, x: m.user(x) + m.item((x[0, 0] > 0).long()),
-        "for one example (what depends )?on another|was changed",
+        "for one example (changed when|on) another|was changed",
     ),
     "ids that count the rows": (
         lambda m, x: m.user(x) + m.item(torch.tensor(len(x) % 2)),

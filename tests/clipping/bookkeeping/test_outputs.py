@@ -292,7 +292,9 @@ def test_no_gradient_is_lost_where_a_layer_is_run_again(name):
     make, read = HIDDEN[name]
     a = case(Likelihood(make, Past.apply), torch.randn(ROWS, WIDTH))
     private = run_of(a)
-    with pytest.raises(RuntimeError, match=r"module itself.*otherwise than through what it ret"):
+    with pytest.raises(
+        RuntimeError, match=r"module itself.*by a path other than its returned tensors"
+    ):
         backward(private, lambda x: read(private.module, private.module(x)))
 
 

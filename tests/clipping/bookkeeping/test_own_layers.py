@@ -111,9 +111,9 @@ def test_without_a_rule_the_layer_is_followed():
 
 
 def test_what_can_be_registered():
-    with pytest.raises(TypeError, match="kind=3: expected a subclass"):
+    with pytest.raises(TypeError, match="kind=3: must be a subclass"):
         register_layer(3, affine)
-    with pytest.raises(TypeError, match="rule='affine': expected a LayerRule"):
+    with pytest.raises(TypeError, match="rule='affine': must be a LayerRule"):
         register_layer(Affine, "affine")
     register_layer(Affine, GradientRule(affine))
     check_layer_rule(Affine(), torch.randn(3, 2, 4))
@@ -221,7 +221,7 @@ def test_right_rules_pass(rule):
         (NoInputs(), "'weight': the gradient is off"),
         (OtherOutput(), "another output than the layer"),
         (NoInputGradient(), "no gradient reaches input 0"),
-        (Missing(), r"gave no use of \['shift'\]"),
+        (Missing(), r"returned no gradients of \['shift'\]"),
         (Unobserved(), "the rule gives no use of 'weight'"),
         (OneForAll(), r"gradients of shape \(1, 4\), expected \(5, 4\)"),
     ],

@@ -316,7 +316,9 @@ def test_what_a_run_that_was_ended_still_says_and_refuses(mode):
     # And what is trained without privacy is no checkpoint of it.
     net(images().tensors[0]).sum().backward()
     optimizer.original_optimizer.step()
-    with pytest.raises(RuntimeError, match=r"since private.detach\(\).*not what this run made"):
+    with pytest.raises(
+        RuntimeError, match=r"after private.detach\(\).*no longer the result of this run"
+    ):
         private.state_dict()
     assert private.guarantee() == stated
 

@@ -59,7 +59,7 @@ def test_a_forward_pass_of_an_earlier_batch_is_not_released_as_this_one():
     early.backward(retain_graph=True)
     optimizer.step()  # the first of two parts: no parameter has changed
     next(batches)
-    with pytest.raises(RuntimeError, match="from before the batch at hand"):
+    with pytest.raises(RuntimeError, match="made before the current batch"):
         early.backward()
     with pytest.raises(RuntimeError, match="no per-example gradients"):
         optimizer.step()

@@ -431,7 +431,11 @@ class Cache:
 @pytest.mark.parametrize(
     ("layer", "run", "says"),
     [
-        (Centred, None, r"layer 'f', a Centred without a rule, gave other outputs .*mixes the exa"),
+        (
+            Centred,
+            None,
+            r"layer 'f', a Centred without a rule, returned other outputs .*mixes the exa",
+        ),
         (Pooled, lambda m, h: h + m.f(h), "layer 'f', a Pooled .* otherwise than .* row for each"),
         (
             Positions,

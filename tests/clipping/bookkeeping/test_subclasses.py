@@ -109,7 +109,10 @@ def halved():
 
 
 OTHERS = {
-    "rows of a packed sequence": (lambda: RNNLinear(3, 3), "given the steps of a packed sequence"),
+    "rows of a packed sequence": (
+        lambda: RNNLinear(3, 3),
+        "called on the steps of a packed sequence",
+    ),
     "forward": (lambda: Tripled(3, 3), r"Linear with a forward\(\) of its own"),
     "a method that forward calls": (
         lambda: Standardized(3, 3, 2),
@@ -118,7 +121,7 @@ OTHERS = {
     "a property": (halved, "Linear with a weight of its own"),
     "any attribute": (lambda: Seen(3, 3), r"Linear with a __getattr__\(\) of its own"),
     "a mixin's forward": (lambda: WithMixin(3, 3), r"Linear with a forward\(\) of its own"),
-    "a parameter": (lambda: Longer(3, 3), r"Linear with further parameters \['scale'\]"),
+    "a parameter": (lambda: Longer(3, 3), r"Linear with additional parameters \['scale'\]"),
 }
 
 

@@ -209,7 +209,7 @@ def test_batch_first_that_was_forgotten_is_named(name, length):
     with pytest.raises(RuntimeError) as error:
         backward(private)
     assert f"{name} is made with batch_first=False" in str(error.value)
-    assert "make it with batch_first=True" in str(error.value)
+    assert "use batch_first=True" in str(error.value)
 
 
 def test_as_many_positions_as_examples_in_the_second_dimension():

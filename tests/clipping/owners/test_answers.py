@@ -63,7 +63,7 @@ def test_a_mask_that_matters_to_others_is_refused():
         def forward(self, x, mask):
             return super().forward(x if mask.all() else 2 * x, mask)
 
-    with pytest.raises(RuntimeError, match="moved when another example"):
+    with pytest.raises(RuntimeError, match="changed when another example"):
         run(
             Tied(),
             lambda model, x, mask, y: F.cross_entropy(model(x, mask), y),

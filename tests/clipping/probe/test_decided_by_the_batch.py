@@ -98,42 +98,42 @@ DECIDED = {
     "a threshold that no example passes as it is": (
         Net(lambda m, x: m.a(x) if float(x.abs().max()) > 50 else m.b(x),
             a=nn.Linear(3, 2), b=nn.Linear(3, 2)).double(),
-        [numbers(6, 3)], "depends on one example of the batch"),
+        [numbers(6, 3)], "depends on the content of one example of the batch"),
     "a number that is cut off": (
-        Bare(clamped, a=ONES), [numbers(6, 3)], "moved when another example"),
+        Bare(clamped, a=ONES), [numbers(6, 3)], "changed when another example"),
     "whether any is NaN": (
         Net(lambda m, x: m.f(x.nan_to_num() * (2 if x.isnan().any() else 1)), f=nn.Linear(3, 2)),
-        [numbers(6, 3)], "moved when another example"),
+        [numbers(6, 3)], "changed when another example"),
     "a number that is written in place": (
-        Bare(written_into_a_copy, a=ONES), [numbers(6, 3)], "moved when another example"),
+        Bare(written_into_a_copy, a=ONES), [numbers(6, 3)], "changed when another example"),
     "what is written after its use": (
         Bare(written_after_its_use, a=torch.ones(3, 3).double()),
-        [numbers(6, 3)], "written into afterwards"),
+        [numbers(6, 3)], "modified in place afterwards"),
     "a number": (
-        Bare(straight_through, a=ONES), [numbers(6, 3)], "moved when another example"),
+        Bare(straight_through, a=ONES), [numbers(6, 3)], "changed when another example"),
     "a row of equal ones": (
         Bare(lambda m, x, task: x * (1 + m.a[int(task[0])]), a=torch.zeros(5, 3).double()),
-        [numbers(6, 3), ids(6)], "moved when another example"),
+        [numbers(6, 3), ids(6)], "changed when another example"),
     "equal rows": (
         Bare(chosen_rows, a=torch.zeros(5, 3).double()),
-        [numbers(6, 3), ids(6)], "moved when another example"),
+        [numbers(6, 3), ids(6)], "changed when another example"),
     "a number that a layer is called with": (
         Net(lambda m, x: m.f(x, float(x.sum())),
             f=Bare(lambda m, x, scale: Scaled.apply(x, m.a, scale), a=ONES)),
-        [numbers(6, 3)], "takes something else from the whole batch"),
+        [numbers(6, 3)], "uses something else that depends on the whole batch"),
     "a global": (
         Net(scaled_by_a_global, f=Bare(lambda m, x: Scaled.apply(x, m.a, SCALE[0]), a=ONES)),
-        [numbers(6, 3)], "takes something else from the whole batch"),
+        [numbers(6, 3)], "uses something else that depends on the whole batch"),
     "which layer is called": (
         Net(lambda m, x: m.a(x) if x[0, 0] == numbers(6, 3)[0, 0] else m.b(x),
             a=nn.Linear(3, 2), b=nn.Linear(3, 2)),
-        [numbers(6, 3)], "takes part depends on one example"),
+        [numbers(6, 3)], "is called depends on the content of one example"),
     "how many rows a layer has": (
         Net(unpadded, f=nn.Linear(3, 2)), [numbers(6, 5, 3), MASK.clone()],
-        "as many rows as the numbers in the batch say"),
+        "depends on the content of the batch"),
     "as many entries of a table as there are rows": (
         Net(lambda m, x: (m.f(x)[:, None] * m.f(numbers(6, 3))).sum(1), f=nn.Linear(3, 2)),
-        [numbers(6, 3)], "this may be either"),
+        [numbers(6, 3)], "this call may be either"),
 }  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def test_a_shared_table_of_as_many_rows_in_a_layer_that_is_run_again(rows):
     module = Net(on_a_stack_of_copies, f=nn.Linear(2, 2))
     module.table = nn.Parameter(numbers(5, 2))
     private = run_of(module.double(), [numbers(rows, 2)], torch.zeros(rows).double(), "bookkeeping")
-    with pytest.raises(RuntimeError, match=r"'f'.*makes a row for each example of a parameter"):
+    with pytest.raises(RuntimeError, match=r"'f'.*makes a row for each example from a parameter"):
         step(private)
 
 
@@ -233,7 +233,7 @@ def test_what_is_attached_between_steps_is_probed(name):
     private.optimizer.step()
     LATER[name](module)
     x, y = next(batches)
-    with pytest.raises(RuntimeError, match="'c' is given for one example what depends on another"):
+    with pytest.raises(RuntimeError, match="'c' for one example changed when another"):
         loss_of(module(x), y).backward()
 
 

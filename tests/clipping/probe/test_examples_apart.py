@@ -118,7 +118,7 @@ APART = {
         Net(lambda m, i: m.f(m.e(i).tanh()), e=nn.Embedding(5, 4), f=nn.Linear(4, 3)),
         [ids(b, 4)],
     ),
-    "one id an example": lambda b: (
+    "one id per example": lambda b: (
         Net(lambda m, i: m.f(m.e(i).tanh()), e=nn.Embedding(7, 4), f=nn.Linear(4, 3)),
         [ids(b, most=7)],
     ),
@@ -337,7 +337,7 @@ def test_a_module_that_mixes_examples_is_refused_by_layer(name, mode, where):
     private = run_of(module, [numbers(5, 4, 3)], torch.zeros(5).double(), mode)
     # Of the largest, the gradient at the layer before tells first.
     layer = "[fg]" if where == "behind" else "f"
-    with pytest.raises(RuntimeError, match=f"layer '{layer}'.*moved when another example"):
+    with pytest.raises(RuntimeError, match=f"layer '{layer}'.*changed when another example"):
         step(private)
 
 
@@ -360,7 +360,7 @@ def test_an_example_that_is_no_number_does_not_hide_that_examples_are_mixed(exam
     inputs = numbers(2, 1, 3)
     inputs[example] = number
     private = run_of(Keys().double(), [inputs], torch.zeros(2).double(), "bookkeeping")
-    with pytest.raises(RuntimeError, match="moved when another example"):
+    with pytest.raises(RuntimeError, match="changed when another example"):
         step(private)
 
 
@@ -665,7 +665,7 @@ def test_what_is_switched_on_later_is_probed_then(kind, mode):
     for number, (x, y) in enumerate(private.loader):
         if number == 2:
             model.a.mixes = True
-            with pytest.raises(RuntimeError, match="'b' is given for one example what depends on"):
+            with pytest.raises(RuntimeError, match="'b' for one example changed when"):
                 step(x, y, True)
             break
         step(x, y, False)

@@ -40,8 +40,9 @@ class ConvShape:
         """The shape of an ``nn.Conv1d``, ``Conv2d`` or ``Conv3d``."""
         if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise TypeError(
-                f"layer is a {type(layer).__name__}; Conv1d, Conv2d and Conv3d have per-example "
-                "gradients here: register your own rule for it, or use Gradients(mode='hooks')"
+                f"layer is a {type(layer).__name__}, and only Conv1d, Conv2d and Conv3d have "
+                "per-example gradients here: register your own rule for it, or use "
+                "Gradients(mode='hooks')"
             )
         return cls._of(layer, layer.in_channels, layer.out_channels)
 
@@ -143,9 +144,9 @@ class ConvShape:
             if g.shape == expected:
                 return
         raise ValueError(
-            f"a has shape {tuple(a.shape)} and g {tuple(g.shape)}, which do not belong to {self}: "
-            "pass the batched input of this layer, (B, in_channels, *spatial), and the gradient of "
-            "its output"
+            f"a has shape {tuple(a.shape)} and g has shape {tuple(g.shape)}, which do not fit "
+            f"{self}: pass the batched input of this layer, (B, in_channels, *spatial), and the "
+            "gradient with respect to its output"
         )
 
 

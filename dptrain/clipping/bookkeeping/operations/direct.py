@@ -337,7 +337,9 @@ def replayed(op: Operation) -> Any:
     """The operation's result, its tracked tensors' gradients found by running it for each row."""
     output = op.run()
     if not isinstance(output, torch.Tensor) or not output.dim():
-        raise op.session.refusal(op.func, "returns something other than one tensor by rows")
+        raise op.session.refusal(
+            op.func, "returns something other than one tensor with a row per example"
+        )
     if any(leaf is output for leaf in op.leaves):
         raise op.session.refusal(op.func, "writes into its input")
     rows, factor, by_rows = op.session.rows, op.factor, op.by_rows
@@ -350,7 +352,7 @@ def replayed(op: Operation) -> Any:
 
     def uses(saved: tuple[Any, ...], gradient: torch.Tensor) -> dict[int, Use]:
         if versions != [x._version for x in constant]:
-            raise op.session.refusal(op.func, "is given a tensor that is written into afterwards")
+            raise op.session.refusal(op.func, "uses a tensor that is modified in place afterwards")
         # In half precision so would be the gradients, which are added up.
         values = [_like(op.leaves[k].detach(), gradient) for k in op.places]
 

@@ -96,8 +96,9 @@ class PromptRule(OperationsRule):
     def refusal(self, layer: nn.Module) -> str | None:
         if any(isinstance(m, nn.RNNBase) for m in layer.modules()):
             return (
-                "it makes one prompt for all examples by recurrent layers, whose operations cannot "
-                "be followed; use encoder_reparameterization_type='MLP'"
+                "it computes one prompt for all examples with recurrent layers, for which "
+                "per-example gradients of a prompt are not supported: use "
+                "encoder_reparameterization_type='MLP'"
             )
         return None
 
@@ -108,8 +109,9 @@ class MergedAttentionRule(PromptRule):
     @override
     def refusal(self, layer: nn.Module) -> str | None:
         return (
-            "LoRA on nn.MultiheadAttention exchanges the layer's parameters in every call for sums "
-            "that no rule can follow; give it the nn.Linear layers of an attention made of those"
+            "LoRA on nn.MultiheadAttention replaces the layer's parameters by sums in every "
+            "call, for which per-example gradients are not supported: apply LoRA to the "
+            "nn.Linear layers of an attention built from those"
         )
 
 

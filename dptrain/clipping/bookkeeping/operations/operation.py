@@ -93,7 +93,7 @@ class Operation:
         """Rows for each row of the batch, the same in all tensors that have rows."""
         found = {self.factors[k] for k in self.by_rows}
         if len(found) != 1:
-            raise self.session.refusal(self.func, "meets tensors with different numbers of rows")
+            raise self.session.refusal(self.func, "combines tensors with different numbers of rows")
         return found.pop()
 
     def run(self, replaced: dict[int, Any] | None = None) -> Any:

@@ -67,7 +67,7 @@ class LayerSession:
             args, kwargs = tree_unflatten(leaves, spec)
             return func(*args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise self.refusal(func, "is made within torch.func (vmap, grad, jvp or the like)")
+            raise self.refusal(func, "is called within torch.func (vmap, grad, jvp or similar)")
         factors: dict[int, int] = {}
         name = getattr(func, "__name__", "")
         looked_at = places[0] == 0 and others_only_looked_at(func)
@@ -81,7 +81,7 @@ class LayerSession:
             return self._without_rows(op, name)
         if NEITHER in factors.values():
             refusal = self.refusal(
-                func, "meets a tensor that has no row for each example in its first dimension"
+                func, "uses a tensor that has no row for each example in its first dimension"
             )
             refusal.of_rows = True
             raise refusal
@@ -122,7 +122,9 @@ class LayerSession:
         changed = (k for k, a, b in zip(op.places, versions, after, strict=True) if a != b)
         written = [op.leaves[k] for k in changed]
         if any(tracked is one for tracked in written for one in used):
-            raise self.refusal(op.func, "writes into what the batch has met already")
+            raise self.refusal(
+                op.func, "modifies in place what was already combined with the batch"
+            )
         for tracked in written:
             for into, more in zip(tracked.session.written, (roots, constants), strict=True):
                 into += more
@@ -154,7 +156,7 @@ class LayerSession:
                 first = track(value[:factor][None], self, roots, constants=constants)
                 found[k] = self.each_row(first, 1, value.dim() + 1).flatten(0, 1)
             else:
-                raise self.refusal(op.func, "makes a row for each example of a parameter")
+                raise self.refusal(op.func, "makes a row for each example from a parameter")
         return tree_unflatten(found, spec)
 
     def each_row(self, tracked: Tracked, factor: int, dims: int) -> torch.Tensor:
@@ -244,9 +246,10 @@ class LayerSession:
         """The error that says why an operation cannot be followed."""
         operation = getattr(func, "__name__", repr(func))
         found = Unhandled(
-            f"{self.observe.called}{self.users}: its operation {operation!r} {what}, so that its "
-            "per-example gradients are not known; dptrain.register_layer() takes a rule for it, or "
-            "freeze its parameters with requires_grad_(False)"
+            f"{self.observe.called}{self.users}: its operation {operation!r} {what}, so "
+            "per-example gradients of its parameters cannot be computed. Register a rule for "
+            "the layer with dptrain.register_layer(), or freeze its parameters with "
+            "requires_grad_(False)"
         )
         found.layer = self.observe.layer
         return found

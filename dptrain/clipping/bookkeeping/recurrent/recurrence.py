@@ -89,8 +89,8 @@ class _Recurrence(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "create_graph=True: the backward pass of a recurrent layer of a private module "
-                "cannot be differentiated; leave out a gradient penalty, or estimate it by a "
-                "difference of two forward passes"
+                "cannot be differentiated again. Remove the gradient penalty, or estimate it by "
+                "the difference of two forward passes"
             )
         saved = ctx.saved_tensors
         weights, trace = Weights(*saved[:_WEIGHTS]), Trace.of(saved[_WEIGHTS:])

@@ -64,7 +64,7 @@ class AttentionRule(LayerRule):
         if not layer.batch_first:
             check_square(layer, "a query", tuple(query.shape), observe.rows(), "positions")
         if is_causal and attn_mask is None:
-            raise ValueError("is_causal=True is a hint about attn_mask, which is None: give both")
+            raise ValueError("is_causal=True requires attn_mask, which is None: pass both")
         packed = query is key and key is value and layer.in_proj_weight is not None
         if not layer.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
@@ -104,8 +104,8 @@ def _check_shapes(
     rows = 0 if layer.batch_first else 1
     if any(len(shape) != 3 for shape in shapes) or len({shape[rows] for shape in shapes}) > 1:
         raise UnclearRows(
-            f"nn.MultiheadAttention is given query, key and value of shapes {shapes}: each needs "
-            "three dimensions and a row for every example"
+            f"nn.MultiheadAttention is called with query, key and value of shapes {shapes}: each "
+            "must have three dimensions and one row per example"
         )
 
 

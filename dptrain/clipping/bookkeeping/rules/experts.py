@@ -37,8 +37,9 @@ class ExpertsRule(CallRule):
         factor, rest = divmod(len(hidden), rows)
         if rest:
             raise UnclearRows(
-                f"{type(layer).__name__} is given {len(hidden)} tokens for a batch of {rows} rows: "
-                "give every example as many tokens as the others, padding those that are shorter"
+                f"{type(layer).__name__} is called on {len(hidden)} tokens for a batch of {rows} "
+                "rows: every example must have the same number of tokens, so pad the shorter "
+                "ones"
             )
         first = "gate_up_proj" if layer.has_gate else "up_proj"
         made = _projected(layer, first, hidden, experts)

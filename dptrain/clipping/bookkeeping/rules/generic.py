@@ -46,7 +46,9 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 _TOLERANCE_HALF = 0.1
 _TOLERANCE_RANDOM = 1e-4  # to believe that vmap drew the very numbers of the forward pass
 
-_REMEDY = "dptrain.register_layer() takes a rule for it, or freeze it with requires_grad_(False)"
+_REMEDY = (
+    "Register a rule for it with dptrain.register_layer(), or freeze it with requires_grad_(False)"
+)
 
 
 class UnknownRule(CallRule):
@@ -67,7 +69,7 @@ class UnknownRule(CallRule):
             return ""
         some = " and ".join(repr(name) for name in list(self.others)[:3])
         more = f" and of {len(self.others) - 3} more layers" if len(self.others) > 3 else ""
-        return f" that uses parameters of {some}{more} within it past their own forward"
+        return f" that uses parameters of {some}{more} within it without calling them"
 
 
 class GenericRule(UnknownRule):
@@ -105,7 +107,7 @@ class GenericRule(UnknownRule):
     def refusal(self, layer: nn.Module) -> str | None:
         if isinstance(layer, nn.RNNBase):  # its kernels take weights from a list of its own
             kind = type(layer).__name__
-            return f"{kind} has no rule (in hooks mode opacus.layers.DP{kind} computes the same)"
+            return f"{kind} has no rule (in hooks mode, opacus.layers.DP{kind} computes the same)"
         return None
 
     # -- the forward pass --------------------------------------------------------------------------
@@ -141,8 +143,9 @@ class GenericRule(UnknownRule):
         left = _tensors_of(returned, objects=_DEPTH)
         if [y.shape for y in left] != [y.shape for y in found]:
             raise RuntimeError(
-                f"{self._called(layer)} returned other tensors when it was called a second time, "
-                f"with all as it was before: let it keep no state outside of itself; {_REMEDY}"
+                f"{self._called(layer)} returned other tensors when it was called a second time "
+                "under the same conditions, so its per-example gradients cannot be computed. "
+                f"Let it keep no state outside itself. {_REMEDY}"
             )
         places = [
             k
@@ -205,11 +208,12 @@ class GenericRule(UnknownRule):
     def _escaped(self, layer: nn.Module) -> str:
         """The message for a gradient that arrives otherwise than through the outputs' rows."""
         return (
-            f"a gradient reached the parameters of {self._called(layer)} otherwise than through "
-            "what it returns with a row for each example: through an output of another shape, an "
-            "attribute, or an object that hides its tensors. Return it from forward() with the "
-            "examples in the first dimension (x.expand(rows, ...), say, of what all share), as a "
-            "tensor or in a tuple, a dictionary or an attribute of an object; " + _REMEDY
+            f"a gradient reached the parameters of {self._called(layer)} by a path other than "
+            "its returned tensors with one row per example: through an output of another shape, "
+            "an attribute, or an object that hides its tensors. Return every output from "
+            "forward() with the examples in the first dimension (x.expand(rows, ...) for one "
+            "that all share), as a tensor or in a tuple, a dictionary or an attribute of an "
+            f"object. {_REMEDY}"
         )
 
     def _note_writes(self, wrote: bool) -> None:
@@ -217,16 +221,16 @@ class GenericRule(UnknownRule):
             self._writes = True
             raise RuntimeError(
                 f"layer {self.name!r} writes into its arguments in some calls and did not in its "
-                f"first; have it write into a copy; {_REMEDY}"
+                f"first: let it write into a copy. {_REMEDY}"
             )
         self._writes = self._writes or wrote
 
     def _refuse_opaque(self, value: Any) -> None:
         if _holds_tensors(value):
             raise RuntimeError(
-                f"layer {self.name!r} has no rule, and is called with a {type(value).__name__}, "
-                "whose tensors cannot be told apart by examples; give it tensors (for a key-value "
-                f"cache: use_cache=False); {_REMEDY}"
+                f"layer {self.name!r} has no rule for per-example gradients and is called with a "
+                f"{type(value).__name__}, whose tensors cannot be assigned to examples. Pass "
+                f"tensors instead (for a key-value cache: use_cache=False). {_REMEDY}"
             )
 
     def _mark(self, y: torch.Tensor) -> torch.Tensor:
@@ -547,23 +551,24 @@ class _Call:
             if y.shape[1:] != g.shape[1:] or len(y) != stop - start:
                 raise _Differs(
                     f"{self.rule._called(self.layer)} returns a tensor of shape {tuple(y.shape)} "
-                    f"for {stop - start} rows and {tuple(g.shape)} for {self.rows}: give "
-                    f"every output a row per example in its first dimension; {_REMEDY}"
+                    f"for {stop - start} rows and {tuple(g.shape)} for {self.rows}: give every "
+                    f"output one row per example in its first dimension. {_REMEDY}"
                 )
         half = self.autocast[2] or any(g.dtype in HALF for g in self.gradients)
         limit = _TOLERANCE_HALF if half else _TOLERANCE[summing_dtype(self.gradients[0])]
         if self._off(outputs, start, stop) > limit:
             raise _Differs(
-                f"{self.rule._called(self.layer)} gave other outputs when it was run again on one "
-                "example at a time: it mixes the examples, keeps a state that the call changed, "
-                "draws random numbers from a generator of its own, or takes for the examples' what "
-                f"all share and has as many entries; {_REMEDY}"
+                f"{self.rule._called(self.layer)} returned other outputs when it was evaluated "
+                "on one example at a time. It mixes the examples, keeps a state that the call "
+                "changed, draws random numbers from a generator of its own, or takes an "
+                "argument that all examples share and that happens to have as many rows as the "
+                f"batch. {_REMEDY}"
             )
 
     def _failure(self, error: Exception) -> RuntimeError:
         return RuntimeError(
-            f"{self.rule._called(self.layer)} cannot be run on one example alone, as its gradients "
-            f"need ({named_error(error)}); {_REMEDY}"
+            f"{self.rule._called(self.layer)} cannot be evaluated on one example alone, which "
+            f"its per-example gradients require ({named_error(error)}). {_REMEDY}"
         )
 
 

@@ -28,15 +28,13 @@ def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
     for name in sorted(names or {"forward"}):
         method = name in own and callable(getattr(type(layer), name, None))
         if method and not _is_own_method(layer, name, own[name]):
-            return f"has another {name}() than its class, put on it by some library"
+            return f"has another {name}() than its class, installed by some library"
     if type(layer) is kind:
         return None
     if isinstance(layer, RNNLinear):
-        return "is given the steps of a packed sequence, which have fewer rows than the batch"
+        return "is called on the steps of a packed sequence, which have fewer rows than the batch"
     if names is None:
-        return (
-            f"is a subclass of {kind.__name__}, of whose forward() it cannot be seen what it calls"
-        )
+        return f"is a subclass of {kind.__name__} whose forward() cannot be analyzed"
     for name in sorted(names):
         theirs = inspect.getattr_static(type(layer), name, _MISSING)
         if theirs is not inspect.getattr_static(kind, name, _MISSING):
@@ -45,7 +43,7 @@ def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
     trained = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
     listed = set(own.get("_flat_weights_names", ()))  # by recurrent layers
     if others := [name for name in trained if name not in names | listed]:
-        return f"is a {kind.__name__} with further parameters {others}"
+        return f"is a {kind.__name__} with additional parameters {others}"
     return None
 
 

@@ -84,7 +84,7 @@ class EmbeddingBagRule(LayerRule):
 def refusal_of_frequencies(layer: nn.Module) -> str | None:
     """The reason why a table that divides by counts cannot be handled, or ``None``."""
     if layer.scale_grad_by_freq:
-        return "scale_grad_by_freq=True divides by counts over the whole batch"
+        return "scale_grad_by_freq=True divides gradients by counts over the whole batch"
     return None
 
 
@@ -119,8 +119,9 @@ def positions(tensor: torch.Tensor) -> torch.Tensor:
     """(rows, features) or (rows, ..., features) as (rows, positions, features)."""
     if tensor.dim() < 2:
         raise UnclearRows(
-            f"its output's gradient, of shape {tuple(tensor.shape)}, has no dimension for the "
-            "examples: give its input one row per example in the first dimension"
+            f"the gradient with respect to its output, of shape {tuple(tensor.shape)}, has no "
+            "dimension for the examples: give its input one row per example in the first "
+            "dimension"
         )
     return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 

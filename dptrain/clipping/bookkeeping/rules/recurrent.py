@@ -40,7 +40,7 @@ class RecurrentRule(CallRule):
         names: dict[nn.Parameter, str] = {}
         for name, p in layer.named_parameters(recurse=False, remove_duplicate=False):
             if p in names:
-                return f"{names[p]!r} and {name!r} are one parameter; give each its own"
+                return f"{names[p]!r} and {name!r} are the same parameter: give each its own"
             names[p] = name
         return None
 
@@ -106,8 +106,8 @@ class SequenceRule(RecurrentRule):
         kind, shape = type(layer).__name__, tuple(x.shape)
         if len(shape) != 3 or 0 in shape[:2]:
             raise UnclearRows(
-                f"nn.{kind} is given an input of shape {shape}: it needs three dimensions, a row "
-                "for every example and one step at least"
+                f"nn.{kind} is called on an input of shape {shape}: it must have three "
+                "dimensions, one row per example and at least one time step"
             )
         if not layer.batch_first:
             check_square(layer, "an input", shape, observe.rows(), "steps")
@@ -135,9 +135,9 @@ class CellRule(RecurrentRule):
         shapes = [tuple(t.shape) for t in (x, *states)]
         if len(shapes[0]) != 2 or any(s != (len(x), layer.hidden_size) for s in shapes[1:]):
             raise UnclearRows(
-                f"nn.{type(layer).__name__} is given an input and states of shapes {shapes}: it "
-                f"needs (rows, {layer.input_size}) and (rows, {layer.hidden_size}), a row for "
-                "every example"
+                f"nn.{type(layer).__name__} is called with an input and states of shapes "
+                f"{shapes}: they must be (rows, {layer.input_size}) and (rows, "
+                f"{layer.hidden_size}), with one row per example"
             )
         h, last = _direction(layer, "", x, states, Steps([len(x)]), observe)
         dtype, h = _returned(layer, x), h.clone()  # which may be written into

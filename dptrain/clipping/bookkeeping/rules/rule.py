@@ -118,8 +118,8 @@ class LayerRule(abc.ABC):
         output = forward(*inputs)
         if not isinstance(output, torch.Tensor):
             raise TypeError(
-                f"{type(layer).__name__} returned a {type(output).__name__}: a rule is for layers "
-                "that return one tensor, unless it has its own forward()"
+                f"{type(layer).__name__} returned a {type(output).__name__}: its rule supports "
+                "only layers that return one tensor, unless the rule has its own forward()"
             )
         return observe(output, inputs, self._all_uses)
 
@@ -146,7 +146,9 @@ class LayerRule(abc.ABC):
         found = self.uses(layer, inputs, gradient)
         own = layer._parameters.items()
         if missing := [n for n, p in own if p is not None and p.requires_grad and n not in found]:
-            raise RuntimeError(f"the rule of {type(layer).__name__} gave no use of {missing}")
+            raise RuntimeError(
+                f"the rule of {type(layer).__name__} returned no gradients of {missing}"
+            )
         return found
 
     @abc.abstractmethod
@@ -197,13 +199,14 @@ class GradientRule(LayerRule):
                 continue
             if name not in found:
                 raise RuntimeError(
-                    f"the rule of {type(layer).__name__} gave no per-example gradients of {name!r}"
+                    f"the rule of {type(layer).__name__} returned no per-example gradients of "
+                    f"{name!r}"
                 )
             expected = (len(gradient), *p.shape)
             if found[name].shape != expected:
                 raise RuntimeError(
-                    f"the rule of {type(layer).__name__} gave per-example gradients of {name!r} of "
-                    f"shape {tuple(found[name].shape)}, expected {expected}"
+                    f"the rule of {type(layer).__name__} returned per-example gradients of "
+                    f"{name!r} of shape {tuple(found[name].shape)}, expected {expected}"
                 )
             uses[name] = Materialized(found[name].detach().to(gradient.dtype))
         return uses
@@ -437,10 +440,10 @@ class Observe:
         # both would be that one's.
         if rows > 1 and self.plan.ambiguous(place, shape, rows) and not a.requires_grad:
             raise RuntimeError(
-                f"{self.called}, is called on a tensor of shape {shape} in a batch of {rows} rows, "
-                "and was called on rows of the batch as well as on what all examples share before: "
-                "this may be either. Give what they share a row for each of them "
-                "(x.expand(rows, ...)), or have the batch another size"
+                f"{self.called}, is called on a tensor of shape {shape} in a batch of {rows} "
+                "rows. Earlier calls of this layer were on rows of the batch and also on a "
+                "tensor that all examples share, so this call may be either. Give the shared "
+                "tensor one row per example (x.expand(rows, ...)), or choose another batch size"
             )
         return factor
 
@@ -462,10 +465,11 @@ class Observe:
             unseen = not self.plan.watching and self.plan.unseen(place, shape, rows)
             if unseen and shape[0] == rows > 1:  # other numbers are refused as they are
                 raise RuntimeError(
-                    f"{self.called}: it has a result of {shape[0]} rows in a batch of {rows}, and "
-                    "had another number of rows for each example before, so that nothing says "
-                    "whose these are (tokens that were picked by a mask, say): call it on all "
-                    "positions of every example, and mask what does not count afterwards"
+                    f"{self.called}: it returns {shape[0]} rows in a batch of {rows}, and "
+                    "returned another number of rows per example before, so its rows cannot be "
+                    "assigned to examples (a mask may have selected tokens, for instance). Call "
+                    "it on all positions of every example, and mask the unwanted results "
+                    "afterwards"
                 )
         return factor if factor is not None and factor > 1 and factor * rows == shape[0] else 1
 
@@ -535,16 +539,16 @@ def are_shared(ids: torch.Tensor, rows: int, *, stayed: bool = False) -> bool:
         if rows == 1 or not (stayed or ids.dim() == 1):
             return False
         raise UnclearRows(
-            f"it looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows, which may be "
-            "positions that all examples share or the examples' own: give what all examples share "
-            "the shape (1, positions), and ids of the examples' own the shape (rows, 1)"
+            f"it looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows, which may "
+            "be positions that all examples share or one id per example. Give shared positions "
+            "the shape (1, positions), and ids of the examples the shape (rows, 1)"
         )
     if _like_positions(ids):
         return True
     raise UnclearRows(
-        f"it looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows, which are neither "
-        "consecutive, as positions are, nor all the same, and may be the examples' own: put the "
-        "examples in the first dimension, and give what they share a row for each of them "
+        f"it looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows. They are "
+        "neither consecutive, as positions are, nor all equal, so they may belong to the "
+        "examples. Put the examples in the first dimension, and repeat shared ids for each row "
         "(ids.expand(rows, ...))"
     )
 

@@ -100,9 +100,9 @@ def check_square(
             _SECOND.add(layer)
     elif shape[0] > 1 and layer not in _SECOND:
         raise UnclearRows(
-            f"nn.{type(layer).__name__}(batch_first=False) is given {given} of shape {shape}: "
-            f"whether the first dimension is {first}, as it should be, or examples cannot be told; "
-            "use batch_first=True, with the rows in the first dimension"
+            f"nn.{type(layer).__name__}(batch_first=False) is called on {given} of shape "
+            f"{shape}, where the first dimension may be {first}, as it should be, or examples. "
+            "Use batch_first=True, with the rows in the first dimension"
         )
 
 

@@ -64,10 +64,10 @@ def register_layer(
         ValueError: if ``kind`` has a rule that comes with dptrain, without ``replace``.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise TypeError(f"kind={kind!r}: expected a subclass of torch.nn.Module")
+        raise TypeError(f"kind={kind!r}: must be a subclass of torch.nn.Module")
     if not isinstance(rule, LayerRule):
         if not callable(rule):
-            raise TypeError(f"rule={rule!r}: expected a LayerRule, or a function")
+            raise TypeError(f"rule={rule!r}: must be a LayerRule or a function")
         rule = GradientRule(rule)
     if kind in _OURS and not replace:
         raise ValueError(
@@ -160,8 +160,8 @@ def _by_opacus(layer: DPRNNBase) -> str:
     module = DPRNNBase.__module__
     theirs = next(c.__name__ for c in type(layer).__mro__ if c.__module__ == module)
     return (
-        f"{type(layer).__name__} has no rule; use torch.nn.{theirs.removeprefix('DP')}, which has "
-        "one and loads its state dict"
+        f"{type(layer).__name__} has no rule: use torch.nn.{theirs.removeprefix('DP')}, which "
+        "has one and loads its state dict"
     )
 
 
@@ -180,6 +180,6 @@ def refusals(module: nn.Module, otherwise: Callable[[str], LayerRule]) -> dict[s
             found[name or "(the module itself)"] = _by_opacus(layer)
     for name in _owners(modules, covered, _users(rules)):
         found[name or "(the module itself)"] = (
-            f"{type(modules[name]).__name__} has no rule, nor is it called by itself"
+            f"{type(modules[name]).__name__} has no rule and is never called itself"
         )
     return found
