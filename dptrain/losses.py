@@ -42,7 +42,7 @@ def reduce_examples(
     _check_choices(within, reduction)
     if losses.dim() == 0:
         raise ValueError(
-            "losses has no dimension, so it is reduced already: make it with reduction='none'"
+            "losses has no dimension, so it is already reduced: compute it with reduction='none'"
         )
     if mask is None:
         examples = _own_sums(losses)
@@ -52,7 +52,7 @@ def reduce_examples(
         if mask.shape != losses.shape[: mask.dim()] or mask.dim() == 0:
             raise ValueError(
                 f"mask has shape {tuple(mask.shape)} for losses of shape {tuple(losses.shape)}: "
-                "expected that shape, or its first dimensions"
+                "must have the same shape, or its first dimensions"
             )
         weights = mask.to(losses)[(...,) + (None,) * (losses.dim() - mask.dim())]
         weights = weights.expand_as(losses)
@@ -100,8 +100,8 @@ def token_cross_entropy(
     if logits.dim() != labels.dim() + 1 or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"labels has shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: "
-            "expected the shape of the logits without the last dimension, the classes; move them "
-            "there with logits.movedim(1, -1)"
+            "must have the shape of the logits without the last dimension, the classes. If the "
+            "classes are in dimension 1, use logits.movedim(1, -1)"
         )
     _check_choices(within, reduction)
     losses = F.cross_entropy(
@@ -140,7 +140,7 @@ def causal_cross_entropy(
     if logits.dim() != 3 or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"labels has shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: "
-            "expected (rows, tokens) and (rows, tokens, classes)"
+            "must be (rows, tokens) for logits of shape (rows, tokens, classes)"
         )
     return token_cross_entropy(
         logits[:, :-1],
@@ -207,10 +207,10 @@ def _own_sums(parts: torch.Tensor) -> torch.Tensor:
 
 def _check_choices(within: str | float, reduction: str) -> None:
     if isinstance(within, bool) or not isinstance(within, str | int | float):
-        raise TypeError(f"within={within!r}: 'mean', 'sum' or a positive number")
+        raise TypeError(f"within={within!r}: must be 'mean', 'sum' or a positive number")
     if isinstance(within, str) and within not in ("mean", "sum"):
-        raise ValueError(f"within={within!r}: 'mean', 'sum' or a positive number")
+        raise ValueError(f"within={within!r}: must be 'mean', 'sum' or a positive number")
     if not isinstance(within, str) and not 0 < within < float("inf"):
-        raise ValueError(f"within={within!r}: 'mean', 'sum' or a positive, finite number")
+        raise ValueError(f"within={within!r}: must be 'mean', 'sum' or a positive, finite number")
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction={reduction!r}: 'mean', 'sum' or 'none'")
+        raise ValueError(f"reduction={reduction!r}: must be 'mean', 'sum' or 'none'")

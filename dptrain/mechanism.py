@@ -111,7 +111,7 @@ class MatrixMechanism:
         expected = {"format", "scheme", "strategy", "noise_multiplier"}
         if not isinstance(value, Mapping) or set(value) != expected:
             got = sorted(map(str, value)) if isinstance(value, Mapping) else checks.shown(value)
-            raise ValueError(f"a mechanism has the fields {sorted(expected)}, got {got}")
+            raise ValueError(f"a mechanism must have the fields {sorted(expected)}, but has {got}")
         if value["format"] != FORMAT:
             raise ValueError(f"mechanism format {value['format']!r} is unknown; known: {FORMAT}")
         try:
@@ -171,5 +171,5 @@ def _check_scale(strategy: Strategy, steps: int) -> None:
         raise ValueError(
             f"strategy={type(strategy).__name__}: column {t} of C has the norm {norms[t]:.3g}, "
             f"outside {_SMALLEST_NORM:g}..{_LARGEST_NORM:g}, where privacy and noise cannot be "
-            "computed; scale its coefficients to about 1 (a common factor of C and σ cancels)"
+            "computed: scale its coefficients to about 1 (a common factor of C and σ cancels)"
         )

@@ -71,8 +71,8 @@ def invariant(holds: object, what: str) -> None:
     """
     if not holds:
         raise RuntimeError(
-            f"{what}: this is a fault of dptrain's, and goes no further, as a guarantee might be "
-            "false; please report it with the program that led here"
+            f"{what}. This is a fault of dptrain's, and the run stops because its guarantee might "
+            "be false; please report it with the program that caused it"
         )
 
 

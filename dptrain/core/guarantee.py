@@ -78,7 +78,7 @@ class Unit:
         if self.max_examples is not None:
             checks.integer("max_examples", self.max_examples)
         if self.kind == "example" and self.max_examples != 1:
-            raise ValueError("an 'example' unit has max_examples=1; use kind='user'")
+            raise ValueError("an 'example' unit must have max_examples=1; use kind='user'")
 
     @property
     def noun(self) -> str:

@@ -31,11 +31,11 @@ def parsed(text: str | bytes, what: str) -> Any:
         ValueError: if it is no JSON, naming ``what`` was expected.
     """
     if not isinstance(text, str | bytes):
-        raise TypeError(f"text={text!r:.200}: a {what} is read from its JSON text")
+        raise TypeError(f"text={text!r:.200}: a {what} must be read from its JSON text")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the text is no {what}, nor any JSON: {error}") from error
+        raise ValueError(f"the text is not a {what}, and not valid JSON: {error}") from error
 
 
 class JsonValue:
@@ -69,9 +69,9 @@ class JsonValue:
             known = members.get(cls.__name__)
             if known is not None and _origin(known) != _origin(cls):
                 raise TypeError(
-                    f"{_origin(cls)}: a {cls._family} of this name is known already "
-                    f"({_origin(known)}), and what was written for that would be read as this; "
-                    "choose another name"
+                    f"{_origin(cls)}: a {cls._family} of this name already exists "
+                    f"({_origin(known)}), and its files would be read as this class; choose "
+                    "another name"
                 )
             members[cls.__name__] = cls
 
@@ -91,8 +91,9 @@ class JsonValue:
         known = JsonValue._families[self._family].get(type(self).__name__)
         if known is not None and _origin(known) != _origin(type(self)):
             raise TypeError(
-                f"{_origin(type(self))} cannot be stored: a {self._family} of this name is known "
-                f"({_origin(known)}), and its JSON text would be read as that; choose another name"
+                f"{_origin(type(self))} cannot be stored: a {self._family} of this name already "
+                f"exists ({_origin(known)}), and the JSON text would be read as that one; choose "
+                "another name"
             )
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         value: dict[str, Any] = {"type": type(self).__name__}
@@ -123,12 +124,14 @@ class JsonValue:
         """
         members = cls.family_members()
         if not isinstance(value, Mapping):
-            raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
+            raise ValueError(
+                f"a {cls._family} must be read from a mapping, not from {value!r:.200}"
+            )
         value = dict(value)
         name = value.pop("type", None)
         if isinstance(name, str) and name in cls.former_names:
             now = cls.former_names[name]
-            raise ValueError(f"{cls._family} type {name!r} is of an earlier layout: use {now}")
+            raise ValueError(f"{cls._family} type {name!r} belongs to an earlier format: use {now}")
         if not isinstance(name, str) or name not in members:
             hint = did_you_mean(str(name), members)
             raise ValueError(f"unknown {cls._family} type {name!r}; {hint}known: {sorted(members)}")

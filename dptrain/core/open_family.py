@@ -29,14 +29,14 @@ def checked_member(member: Any, base: Any, *, call: str) -> None:
         found = "a value: hand over its class" if isinstance(member, base) else "something else"
         raise TypeError(f"{start}: must be a subclass of dptrain's {base.__name__}, not {found}")
     if missing := sorted(getattr(member, "__abstractmethods__", ())):
-        raise TypeError(f"{start}: the class is abstract, it lacks {', '.join(missing)}")
+        raise TypeError(f"{start}: the class is abstract, since it lacks {', '.join(missing)}")
     if inspect.isabstract(member) or JsonValue in member.__bases__:
-        raise TypeError(f"{start}: is the family itself; register a class of your own")
+        raise TypeError(f"{start}: this is the base class itself; register a class of your own")
     parameters = vars(member).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         raise TypeError(
-            f"{start}: must be a frozen dataclass, whose fields are what is stored; decorate it "
-            "with @dataclasses.dataclass(frozen=True, kw_only=True) below the registration"
+            f"{start}: must be a frozen dataclass, whose fields are stored; decorate it with "
+            "@dataclasses.dataclass(frozen=True, kw_only=True) below the registration"
         )
     if taken := [f.name for f in dataclasses.fields(member) if f.name in _RESERVED]:
         raise ValueError(f"{start}: the field {taken[0]!r} has a reserved name; choose another")
@@ -45,10 +45,12 @@ def checked_member(member: Any, base: Any, *, call: str) -> None:
     known = JsonValue._families[base._family].get(member.__name__)
     if known is None:
         raise ValueError(
-            f"{start}: values are stored by their class's name, and classes that begin with an "
-            "underscore or name ABC as a base are not; rename the class or drop ABC"
+            f"{start}: values are stored by the name of their class, but classes whose name begins "
+            "with an underscore or that have ABC as a base cannot be stored; rename the class or "
+            "drop ABC"
         )
     if known is not member:
         raise ValueError(
-            f"{start}: the name is that of {known.__module__}.{known.__qualname__}; choose another"
+            f"{start}: the name is already used by {known.__module__}.{known.__qualname__}; choose "
+            "another"
         )

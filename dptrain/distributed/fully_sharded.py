@@ -47,13 +47,13 @@ class FullySharded:
         if not isinstance(module, FSDPModule):
             inner = next(n for n, m in module.named_modules() if isinstance(m, FSDPModule))
             raise ValueError(
-                f"fully_shard was called on layer {inner!r}, and not on the module that is given: "
-                f"{_HOW}; a compiled model is to be given as it was before torch.compile"
+                f"fully_shard was called on layer {inner!r}, but not on the module itself: {_HOW}. "
+                "Pass a compiled model as it was before torch.compile"
             )
         if any(m._compiled_call_impl for m in module.modules()):
             raise ValueError(
-                "module was divided by fully_shard and compiled, which no private run was tested "
-                "with: leave module.compile() out"
+                "module was divided by fully_shard and compiled, which is untested with private "
+                "runs: leave module.compile() out"
             )
         self.module = module
         self._modules = [m for m in module.modules() if isinstance(m, FSDPModule)]
@@ -88,19 +88,19 @@ class FullySharded:
         if p.is_dtensor or placements not in (("S(0)",), ("R", "S(0)")):
             raise ValueError(
                 f"{what} is placed as {', '.join(placements)} on a mesh of "
-                f"{p.sharded_param.device_mesh.ndim} dimension(s): a private run knows models "
-                "whose parameters are divided by their first dimension, without tensor "
-                f"parallelism: {_HOW}, and without shard_placement_fn"
+                f"{p.sharded_param.device_mesh.ndim} dimension(s), but a private run supports only "
+                f"parameters divided by their first dimension, without tensor parallelism: {_HOW}, "
+                "and without shard_placement_fn"
             )
         if p.offload_to_cpu:
             raise ValueError(
-                f"{what} has a CPUOffloadPolicy, which no private run was tested with: leave "
+                f"{what} has a CPUOffloadPolicy, which is untested with private runs: leave "
                 "offload_policy= out of fully_shard"
             )
         if hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"):
             raise ValueError(
-                f"{what} is a {type(p._sharded_local_tensor).__name__}, which says itself how it "
-                "is gathered: use plain parameters"
+                f"{what} is a {type(p._sharded_local_tensor).__name__}, which defines its own "
+                "gathering: use plain parameters"
             )
 
     def check_trained(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
@@ -111,15 +111,16 @@ class FullySharded:
         """
         if whole := [tuple(p.shape) for p in parameters if p not in self._of]:
             raise ValueError(
-                f"trainable parameter(s) of shape {whole} are not divided, others of the module "
-                f"are: {_HOW}, without ignored_params, or freeze them with requires_grad_(False)"
+                f"trainable parameter(s) of shape {whole} are not divided, but others of the "
+                f"module are: {_HOW}, without ignored_params, or freeze them with "
+                "requires_grad_(False)"
             )
         wanted = list(range(ranks.world_size))
         for p in parameters:
             found = self._of[p].sharded_param.device_mesh.mesh.flatten().tolist()
             if found != wanted:
                 raise ValueError(
-                    f"the module is divided among the ranks {found}, and the run is one of "
+                    f"the module is divided among the ranks {found}, but the run has "
                     f"{ranks.world_size} rank(s): give fully_shard a mesh of all ranks, in order "
                     "(or none), and leave PrivacyEngine(distributed=False) out"
                 )
@@ -273,9 +274,9 @@ def _refuse(p: torch.Tensor) -> None:
     """Refuse a gradient on a shard: none belongs there."""
     p.grad = None  # not clipped
     raise RuntimeError(
-        f"a gradient reached the shards of a parameter of shape {tuple(p.shape)} past the layer "
-        "that owns it (a penalty on the weights, say), which no rule for per-example gradients "
-        "knows: call the layer, or use the optimizer's weight_decay"
+        f"a gradient reached the shards of a parameter of shape {tuple(p.shape)} outside the layer "
+        "that owns it (for instance through a penalty on the weights), where its per-example "
+        "gradients cannot be computed: call the layer, or use the optimizer's weight_decay"
     )
 
 

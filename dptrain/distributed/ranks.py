@@ -39,8 +39,8 @@ _PLACES = (
 _SLOTS = 8  # integers of the message that begins every exchange
 
 REMEDY = (
-    "every rank has to build the same run, load the same checkpoint, and take every batch and "
-    "every optimizer.step() that the others take; go on from the last checkpoint on all ranks"
+    "every rank must build the same run, load the same checkpoint, and take the same batches and "
+    "calls of optimizer.step(); resume from the last checkpoint on all ranks"
 )
 
 
@@ -94,9 +94,9 @@ class Ranks:
         there = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if distributed and not there:
             raise ValueError(
-                "distributed=True without a process group of several ranks: call "
-                "torch.distributed.init_process_group() before make_private, under torchrun for "
-                "instance, or leave distributed out"
+                "distributed=True needs a process group of several ranks: call "
+                "torch.distributed.init_process_group() before make_private, for instance under "
+                "torchrun, or leave distributed out"
             )
         if there and distributed is not False:
             return cls(dist.get_rank(), dist.get_world_size())
@@ -107,9 +107,9 @@ class Ranks:
         lives = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
         if lives and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and self.rank == 0:
             logger.warning(
-                "torchrun --max-restarts keeps the addresses of a life that has ended "
-                "(pytorch/pytorch#135712): ranks that it starts again may not find each other. "
-                "Start it with --standalone or --rdzv-backend=c10d, and "
+                "torchrun --max-restarts keeps the addresses of processes that have ended "
+                "(pytorch/pytorch#135712), so restarted ranks may not find each other. Start it "
+                "with --standalone or --rdzv-backend=c10d, and "
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment"
             )
         if distributed is not None:
@@ -117,15 +117,15 @@ class Ranks:
         if self.world_size > 1 and self.rank == 0:
             logger.warning(
                 "one private run over %d ranks: each logical batch is divided among them "
-                "(distributed=False makes each rank a run of its own)",
+                "(distributed=False gives each rank a run of its own)",
                 self.world_size,
             )
         started = os.environ.get("WORLD_SIZE", "1")
         if self.world_size == 1 and started not in ("", "1"):
             logger.warning(
-                "WORLD_SIZE=%s, but torch.distributed has no process group of several ranks: this "
-                "process makes a run of its own. Call torch.distributed.init_process_group() "
-                "before make_private for one run over all",
+                "WORLD_SIZE=%s, but torch.distributed has no process group of several ranks, so "
+                "this process makes a run of its own. Call torch.distributed.init_process_group() "
+                "before make_private to make one run over all",
                 started,
             )
 
@@ -341,7 +341,7 @@ class Ranks:
         places = [_PLACES[found[0]] for found in rows]
         if _FAILED in places and place != _FAILED:
             failed = "; ".join(f"rank {r}: {text}" for r, text in enumerate(self._all("")) if text)
-            raise everywhere(RuntimeError(f"this rank stops because others failed ({failed})"))
+            raise everywhere(RuntimeError(f"this rank stops because other ranks failed ({failed})"))
         if place != _FAILED and len(set(places)) > 1:
             told = ", ".join(f"rank {r} is at {name}" for r, name in enumerate(places))
             raise everywhere(RuntimeError(f"the ranks are out of step ({told}): {REMEDY}"))

@@ -36,8 +36,8 @@ def reported() -> Iterator[None]:
     except Exception as error:
         raise everywhere(
             ConnectionError(
-                f"a rank of this run has ended, or did not answer in time ({error}): no step is "
-                "released half; go on from the last checkpoint on all ranks"
+                f"a rank of this run has ended, or did not answer in time ({error}). No step is "
+                "released in part: resume from the last checkpoint on all ranks"
             )
         ) from error
 

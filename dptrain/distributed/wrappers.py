@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 _SHARDED = ("FullyShardedDataParallel",)  # by name: the import takes a second
 _PREPARED = ("AcceleratedOptimizer", "DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 _REMEDY = (
-    "each rank of a private run holds the whole model and its optimizer, and make_private adds "
-    "the ranks' gradients up itself"
+    "each rank of a private run holds the whole model and its optimizer, and make_private itself "
+    "adds up the ranks' gradients"
 )
 _FSDP2 = (
-    "or divide it by torch.distributed.fsdp.fully_shard (FSDP2), in Gradients(mode='bookkeeping')"
+    "or divide it with torch.distributed.fsdp.fully_shard (FSDP2), in Gradients(mode='bookkeeping')"
 )
 
 
@@ -42,19 +42,19 @@ def bare_module(module: Any, mode: str | None) -> Any:
                 raise ValueError(f"{where} is a {kind}: {_REMEDY}; pass the bare module{fixed}")
     if FullySharded.there(module) and mode not in (None, "bookkeeping"):
         raise ValueError(
-            f"module was divided by fully_shard, and Gradients(mode={mode!r}) needs a whole one: "
-            "use Gradients(mode='bookkeeping')"
+            f"module was divided by fully_shard, but Gradients(mode={mode!r}) needs the whole "
+            "module: use Gradients(mode='bookkeeping')"
         )
     if not isinstance(module, DistributedDataParallel):
         return module
     if mode not in (None, "bookkeeping"):
         raise ValueError(
-            f"module is wrapped in DistributedDataParallel, and Gradients(mode={mode!r}) needs "
-            f"the bare one: pass module=model.module; {_REMEDY}"
+            f"module is wrapped in DistributedDataParallel, but Gradients(mode={mode!r}) needs the "
+            f"bare module: pass module=model.module; {_REMEDY}"
         )
     _log.warning(
-        "DistributedDataParallel is taken off the module: %s. Train the module that make_private "
-        "returns, not the wrapped one",
+        "DistributedDataParallel was removed from the module: %s. Train the module that "
+        "make_private returns, not the wrapped one",
         _REMEDY,
     )
     return module.module
@@ -70,16 +70,16 @@ def check_whole_optimizer(optimizer: Any, module: Any) -> None:
     """
     if kind := _first_of(optimizer, ("ZeroRedundancyOptimizer", "DistributedOptimizer")):
         raise ValueError(
-            f"optimizer is a {kind}, of which each rank has a part: {_REMEDY}; pass a plain torch "
-            "optimizer over all parameters"
+            f"optimizer is a {kind}, which holds only a part on each rank, but {_REMEDY}: pass a "
+            "plain torch optimizer over all parameters"
         )
     if FullySharded.there(module):
         return
     for group in getattr(optimizer, "param_groups", ()):
         if any(is_divided(p) for p in group["params"]):
             raise ValueError(
-                f"the optimizer holds DTensor parameters, of which each rank has a part: "
-                f"{_REMEDY}; pass a module that was not sharded, {_FSDP2}"
+                "the optimizer holds DTensor parameters, of which each rank has only a part, but "
+                f"{_REMEDY}: pass a module that was not sharded, {_FSDP2}"
             )
 
 
@@ -97,8 +97,8 @@ def check_not_prepared(**given: Any) -> None:
             raise ValueError(
                 f"{name}= is an {kind} that accelerator.prepare() returned: call make_private "
                 f"first, with the {name} that you gave to prepare(), and then "
-                "dptrain.integrations.accelerate.prepare(accelerator, private); private.loader is "
-                "used as it is"
+                "dptrain.integrations.accelerate.prepare(accelerator, private); use "
+                "private.loader directly"
             )
 
 

@@ -53,9 +53,9 @@ class Holder:
     def __post_init__(self) -> None:
         if self.ranks.world_size > 1 and not isinstance(self.shards, DividedModule):
             raise ValueError(
-                "save() and load() are for one process, or a model that fully_shard has divided, "
-                f"and each of the {self.ranks.world_size} ranks of this run has the whole model: "
-                "use private.state_dict(share=True) and private.load_state_dict()"
+                "save() and load() need one process or a model divided by fully_shard, and each "
+                f"of the {self.ranks.world_size} ranks of this run holds the whole model: use "
+                "private.state_dict(share=True) and private.load_state_dict()"
             )
 
     def place(self, tensor: torch.Tensor) -> tuple[int, int]:
@@ -83,10 +83,10 @@ def check_not_in_dcp() -> None:
         frame = frame.f_back
         if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
             raise RuntimeError(
-                "torch.distributed.checkpoint asks a private run for its state: it would write "
-                "secrets into files that others may read, and could not load all of it again; call "
-                "private.save(folder) and private.load(folder), which make a checkpoint of that "
-                "format, and leave the run out of dcp.save"
+                "torch.distributed.checkpoint would write the secrets of a private run into files "
+                "that others may read, and could not restore all of it. Leave the run out of "
+                "dcp.save, and call private.save(folder) and private.load(folder), which use the "
+                "same format"
             )
 
 
@@ -131,8 +131,8 @@ def read_folder(
     with _all_alike(ranks):
         if not (folder / ".metadata").is_file():
             raise ValueError(
-                f"folder={str(folder)!r} holds no checkpoint: name a folder that private.save() "
-                "made, and that every rank sees"
+                f"folder={str(folder)!r} holds no checkpoint: name a folder written by "
+                "private.save() that every rank can read"
             )
         reader: Any = dcp.FileSystemReader(folder)
         known = {
@@ -140,7 +140,10 @@ def read_folder(
             for name, found in reader.read_metadata().state_dict_metadata.items()
         }
         if _REST not in known:
-            raise ValueError(f"{folder} is no checkpoint of a private run: it has none of save()'s")
+            raise ValueError(
+                f"{folder} is not a checkpoint of a private run: it was not written by "
+                "private.save()"
+            )
         packed = torch.empty(known[_REST].size, dtype=torch.uint8)
     with _by_itself(ranks) as alone:
         dcp.load({_RUN: {_REST: packed}}, storage_reader=reader, no_dist=alone)
@@ -156,8 +159,8 @@ def read_folder(
         damaged = [n for n, t in blocks if n.rsplit(".", 1)[1] != checksum([t])]
         if damaged or totals != rest["private"].pop(_ENTRIES):
             raise ValueError(
-                f"the checkpoint {folder} is damaged: its tensors are not those that its checksum "
-                "was taken of when it was written; go on from a copy or from an earlier one"
+                f"the checkpoint {folder} is damaged: its tensors do not match the checksum stored "
+                "with them. Resume from a copy or from an earlier checkpoint"
             )
     return seal(_together(tensors, rest, holder))
 
@@ -186,7 +189,7 @@ def _make(folder: pathlib.Path, part: pathlib.Path) -> None:
     """The folder that is written to, empty."""
     if folder.exists() or folder.is_symlink():
         raise ValueError(
-            f"folder={str(folder)!r} exists already: name another, for instance by the number of "
+            f"folder={str(folder)!r} already exists: name another, for instance by the number of "
             "steps, and remove the older one afterwards"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -258,8 +261,8 @@ def _wanted(known: Mapping[str, Any], holder: Holder) -> Tensors:
     def room(key: str, like: torch.Tensor) -> Tensors:
         if tuple(known[key].size) != tuple(like.shape):
             raise ValueError(
-                f"the state is of another module or optimizer: {key} has the shape "
-                f"{tuple(known[key].size)} there, {tuple(like.shape)} here"
+                f"the state belongs to another module or optimizer: {key!r} has the shape "
+                f"{tuple(known[key].size)} there and {tuple(like.shape)} here"
             )
         if is_divided(like) and not local_of(like).numel():
             return {}
@@ -272,7 +275,7 @@ def _wanted(known: Mapping[str, Any], holder: Holder) -> Tensors:
         if isinstance(value, torch.Tensor)
     }
     if odd := sorted(set(module) ^ {key for key in known if key.startswith("module.")}):
-        raise ValueError(f"the state is of another module: the two differ in {odd}")
+        raise ValueError(f"the state belongs to another module: the two differ in {odd}")
     for key, value in module.items():
         found |= room(key, value)
     for key in known:
@@ -281,7 +284,7 @@ def _wanted(known: Mapping[str, Any], holder: Holder) -> Tensors:
                 p = holder.parameter(key)
             except IndexError:
                 raise ValueError(
-                    "the state is of an optimizer with more parameters, or groups of them"
+                    "the state belongs to an optimizer with more parameters or groups of them"
                 ) from None
             found |= room(key, p)
     blocks = holder.noise.state_dict().get("blocks", [])

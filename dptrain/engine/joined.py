@@ -45,14 +45,16 @@ class JoinedOptimizer(torch.optim.Optimizer):
             checks.instance(f"optimizer {position}", optimizer, torch.optim.Optimizer, owner=owner)
             if hasattr(optimizer, "scales"):
                 raise ValueError(
-                    f"{owner}: optimizer {position} is a {type(optimizer).__name__}, which scales "
-                    "the gradients of a whole run before they are clipped: use it by itself"
+                    f"{owner}: optimizer {position} is a {type(optimizer).__name__}, which "
+                    "rescales the gradients of the whole run before they are clipped: use it "
+                    f"alone, without {owner}"
                 )
             own = {p for group in optimizer.param_groups for p in group["params"]}
             if twice := [tuple(p.shape) for p in own & held]:
                 raise ValueError(
-                    f"{owner}: optimizer {position} holds parameter(s) of shape {twice} that one "
-                    "before it holds too: each would step on them; give each parameter to one"
+                    f"{owner}: optimizer {position} holds parameter(s) of shape {twice} that an "
+                    "earlier one holds too, so both would update them: give each parameter to one "
+                    "optimizer"
                 )
             held |= own
         self.parts = optimizers
@@ -85,8 +87,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         """
         if self._built:
             raise ValueError(
-                f"{type(self).__name__}: add the group to one of the optimizers before they are "
-                "joined"
+                f"{type(self).__name__}: add the group to one of the optimizers before joining them"
             )
         super().add_param_group(param_group)
 
@@ -103,8 +104,8 @@ class JoinedOptimizer(torch.optim.Optimizer):
         states = state_dict.get("parts", [])
         if len(states) != len(self.parts):
             raise ValueError(
-                f"state_dict is of {len(states) or 'no'} joined optimizers, here are "
-                f"{len(self.parts)}: join those that it was taken from, in their order"
+                f"state_dict comes from {len(states) or 'no'} joined optimizers, and there are "
+                f"{len(self.parts)} here: join the same optimizers in the same order"
             )
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)

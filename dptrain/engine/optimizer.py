@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 _LEAST_NORM, _LARGEST_NORM = 1e-30, 1e30  # R, and N·R: far from what float32 cannot hold
 _NO_COPY = (
-    "the private optimizer of a run is neither copied nor pickled, as it holds the seeds of its "
-    "noise: private.state_dict() saves the run; the optimizer that it wraps, its "
-    "original_optimizer, can be copied"
+    "the private optimizer of a run can be neither copied nor pickled, because it holds the seeds "
+    "of its noise: save the run with private.state_dict(), or copy the optimizer that it wraps, "
+    "its original_optimizer"
 )
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 _ADMITTED = "what the individual filter admitted"
@@ -163,8 +163,9 @@ class PrivateOptimizer(DPOptimizer):
         batch = self.loader.current
         if batch is None:
             raise RuntimeError(
-                "take a batch from the private loader before the backward pass; a trainer has to "
-                "be given that one, private.loader, and not the loader it was made from"
+                "backward pass without a batch: take a batch from the private loader before the "
+                "backward pass, and give a trainer private.loader instead of the loader it was "
+                "made from"
             )
         if batch.part == 0 and batch is not self._bound_since:
             if not 0 < self.max_grad_norm < math.inf:  # NaN is neither
@@ -203,8 +204,8 @@ class PrivateOptimizer(DPOptimizer):
         """Refuse to go on with, or to save, what an interrupted release left behind."""
         if self.interrupted:
             raise RuntimeError(
-                f"step {self.steps_executed} was interrupted while it was released, so the model, "
-                "its noise and its place in the plan may disagree; go on from the last checkpoint "
+                f"step {self.steps_executed} was interrupted during its release, so the model, its "
+                "noise and its place in the plan may disagree: resume from the last checkpoint "
                 "with private.load_state_dict(state)"
             )
 
@@ -233,18 +234,19 @@ class PrivateOptimizer(DPOptimizer):
         ]
         if others:
             raise RuntimeError(
-                f"the optimizer holds {len(others)} parameter(s) that are no part of the run and "
-                "have a gradient or are to be trained (unfrozen, or added to the optimizer, since "
-                f"make_private), of shape {[tuple(p.shape) for p in others]}: their gradients "
-                "would be neither clipped nor noised; call requires_grad_(False) on them and set "
-                "their .grad to None, or make a new run that trains them"
+                f"the optimizer holds {len(others)} parameter(s) that are not part of the run, of "
+                f"shape {[tuple(p.shape) for p in others]}, and that have a gradient or are "
+                "trainable (unfrozen or added to the optimizer after make_private). Their "
+                "gradients would be neither clipped nor noised. Call requires_grad_(False) on "
+                "them and set their .grad to None, or start a new run that trains them"
             )
         if len(now) != len(known) or not known.issuperset(now):
             missing = [tuple(p.shape) for p in self._trained if not any(p is q for q in now)]
             raise RuntimeError(
-                f"{len(missing)} parameter(s) of the run, of shape {missing}, were frozen or taken "
-                "out of the optimizer since make_private, and the noise is for all of them: call "
-                "requires_grad_(True) on them again, or make a new run that does not train them"
+                f"{len(missing)} parameter(s) of the run, of shape {missing}, were frozen or "
+                "removed from the optimizer after make_private, but the noise is planned for all "
+                "parameters: call requires_grad_(True) on them again, or start a new run that "
+                "does not train them"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -266,16 +268,17 @@ class PrivateOptimizer(DPOptimizer):
     def _step(self, closure: Callable[[], float] | None) -> float | None:
         if self.detached:
             raise RuntimeError(
-                "private.detach() has ended this run, and nothing makes a step of this optimizer "
-                "private any more: make a new run, or, to train without privacy, use the optimizer "
-                "that you gave make_private, its original_optimizer"
+                "private.detach() has ended this run, so a step of this optimizer would not be "
+                "private. Start a new run, or, to train without privacy, use the optimizer that "
+                "you gave make_private, its original_optimizer"
             )
         self.check_whole()
         if (self.noise_multiplier, self.expected_batch_size) != self._planned:
             raise RuntimeError(
-                f"noise_multiplier={self.noise_multiplier} and expected_batch_size="
-                f"{self.expected_batch_size} were changed from the mechanism's {self._planned}, "
-                "which the guarantee is about: set them back, or start a run with another mechanism"
+                f"noise_multiplier={self.noise_multiplier} and "
+                f"expected_batch_size={self.expected_batch_size} were changed from "
+                f"{self._planned}, the values of the mechanism that the guarantee describes: set "
+                "them back, or start a run with another mechanism"
             )
         loss = None
         if closure is not None:
@@ -287,23 +290,24 @@ class PrivateOptimizer(DPOptimizer):
         batch = self.loader.current
         if batch is None:
             raise RuntimeError(
-                "optimizer.step() without an unused batch: take one from the private loader, run "
-                "one backward pass, then call step() once"
+                "optimizer.step() was called without a new batch: take a batch from the private "
+                "loader, run one backward pass, then call step() once"
             )
         if self.loader.unused is None:
             raise RuntimeError(
                 "optimizer.step() was called a second time for one batch of the private loader, "
-                "which is released once: add up the losses of the batch, call backward() on the "
-                "sum and step() once, or take another batch for the second step. To train another "
-                "module in between, step an optimizer of that module's parameters"
+                "which may be released only once. Add up the losses of the batch and call "
+                "backward() and step() once, or take another batch for the second step. To train "
+                "another module in between, use an optimizer that holds only that module's "
+                "parameters"
             )
         if batch.part == 0:
             self._reset_sums()  # also drops what an abandoned attempt at this step had summed
         if batch.step != self.steps_executed or batch.part != self._parts_done:
             raise RuntimeError(
-                f"batch {batch.step}/{batch.part} came when {self.steps_executed}/"
-                f"{self._parts_done} was due (step/microbatch); iterate over the private loader "
-                "that belongs to this optimizer"
+                f"the batch of step {batch.step}, microbatch {batch.part} came when step "
+                f"{self.steps_executed}, microbatch {self._parts_done} was due: iterate over the "
+                "private loader that belongs to this optimizer"
             )
         if self.clipper.batch is not batch:  # left over from a batch that was abandoned
             self.clipper.discard()
@@ -375,10 +379,10 @@ class PrivateOptimizer(DPOptimizer):
         stated: Any = getattr(self, "grad_scale", None)
         if stated is None:
             raise RuntimeError(
-                "scaler.unscale_(optimizer) was called before scaler.step(optimizer): there was "
-                "no gradient yet to divide by the scale, and now the scaler keeps it to itself; "
-                "leave unscale_ out (and clip_grad_norm_ with it): the step divides by the scale "
-                "and clips every example. Nothing of this step was released"
+                "scaler.unscale_(optimizer) was called before scaler.step(optimizer), when there "
+                "was no gradient yet to unscale. Remove unscale_ (and clip_grad_norm_ with it): "
+                "the private step divides by the scale and clips every example itself. This step "
+                "released nothing"
             )
         scale = float(stated)
         if not 0 < scale < math.inf:  # NaN is neither
@@ -388,9 +392,10 @@ class PrivateOptimizer(DPOptimizer):
             )
         if self._largest_loss_scale is not None and scale > self._largest_loss_scale:
             logger.warning(
-                "the scale of GradScaler grew from %g to %g. It is told of no overflow, which "
-                "would tell of the data, and so it only grows; examples that overflow are left out "
-                "(private.nonfinite_examples). GradScaler(growth_interval=10**9) keeps it",
+                "the scale of GradScaler grew from %g to %g. A private run does not report "
+                "overflows to it, since these depend on the data, so the scale only grows; "
+                "examples that overflow are left out (private.nonfinite_examples). "
+                "GradScaler(growth_interval=10**9) keeps the scale constant",
                 self._largest_loss_scale,
                 scale,
             )
@@ -434,9 +439,9 @@ class PrivateOptimizer(DPOptimizer):
         """Call ``fn(optimizer)`` before every update, when the release is in ``p.grad``."""
         if self._sliced is not None:
             raise RuntimeError(
-                "attach_step_hook() is for what looks at the whole release, and each rank of this "
-                "run has a slice of it: use NoiseOptions(shard='noise'), or "
-                "register_step_pre_hook(), which sees the slice"
+                "attach_step_hook() needs the whole release, and each rank of this run has only a "
+                "slice of it: use NoiseOptions(shard='noise'), or register_step_pre_hook(), which "
+                "gets the slice"
             )
         super().attach_step_hook(fn)
 
@@ -468,8 +473,8 @@ class PrivateOptimizer(DPOptimizer):
         """Load the wrapped optimizer's state."""
         if not isinstance(state_dict, Mapping):
             raise TypeError(
-                f"state_dict is a {type(state_dict).__name__}: expected what "
-                "optimizer.state_dict() returned"
+                f"state_dict is a {type(state_dict).__name__}: must be what optimizer.state_dict() "
+                "returned"
             )
         self.load_states([state_dict])
 

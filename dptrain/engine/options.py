@@ -69,7 +69,7 @@ MOVED = {
     "accountant": "PrivacyEngine(accountant=...)",
     "ledger": "PrivacyEngine(ledger=...)",
     "distributed": "PrivacyEngine(distributed=...)",
-    "lr_scheduler": "private.register_scheduler(...), of what make_private returns",
+    "lr_scheduler": "private.register_scheduler(...) of the result of make_private",
     "poisson_sampling": "scheme=, for instance Poisson(...) or Shuffled(...)",
     "sample_rate": "scheme=Poisson(probability=..., dataset_size=..., steps=...)",
     "steps": "scheme=Poisson.for_batch_size(batch_size=..., dataset_size=..., steps=...)",
@@ -85,15 +85,15 @@ MOVED = {
 # What Opacus's engine has besides, and what is written here.
 NOT_OF_THE_ENGINE = {
     "make_private_with_epsilon": "make_private(..., target_epsilon=..., target_delta=...)",
-    "get_epsilon": "private.get_epsilon(delta), of what make_private returns",
-    "get_privacy_spent": "private.get_epsilon(delta), of what make_private returns",
-    "save_checkpoint": "torch.save(private.state_dict(), path), of what make_private returns",
-    "load_checkpoint": "private.load_state_dict(state), of what make_private returns",
-    "is_compatible": "dptrain.fix(model), which says what make_private would refuse",
-    "validate": "dptrain.fix(model), which says what make_private would refuse",
+    "get_epsilon": "private.get_epsilon(delta) of the result of make_private",
+    "get_privacy_spent": "private.get_epsilon(delta) of the result of make_private",
+    "save_checkpoint": "torch.save(private.state_dict(), path) of the result of make_private",
+    "load_checkpoint": "private.load_state_dict(state) of the result of make_private",
+    "is_compatible": "dptrain.fix(model), which reports what make_private would refuse",
+    "validate": "dptrain.fix(model), which reports what make_private would refuse",
     "get_compatible_module": "dptrain.fix(model)",
     "attach": "make_private(module=..., optimizer=..., data=...)",
-    "detach": "private.detach(), of what make_private returns",
+    "detach": "private.detach() of the result of make_private",
 }
 
 
@@ -222,8 +222,8 @@ class NoiseOptions(JsonValue, family="noise options"):
             )
         if self.regenerate and self.dtype != torch.float32:
             raise ValueError(
-                f"{owner}: dtype={self.dtype} with regenerate=True: noise that is drawn again has "
-                "no buffers; leave one of the two out"
+                f"{owner}: dtype={self.dtype} with regenerate=True: noise that is generated again "
+                "has no buffers, so leave one of the two out"
             )
         if self.folder is not None:
             checks.instance("folder", self.folder, (str, os.PathLike), owner=owner)
@@ -231,8 +231,8 @@ class NoiseOptions(JsonValue, family="noise options"):
             checks.text("folder", folder, owner=owner)
             if self.regenerate:
                 raise ValueError(
-                    f"{owner}: folder={folder!r} with regenerate=True: noise that is drawn again "
-                    "has no buffers; leave one of the two out"
+                    f"{owner}: folder={folder!r} with regenerate=True: noise that is generated "
+                    "again has no buffers, so leave one of the two out"
                 )
             object.__setattr__(self, "folder", folder)
 
@@ -250,7 +250,9 @@ class NoiseOptions(JsonValue, family="noise options"):
         if not isinstance(value, Mapping) or "dtype" not in value:
             return super().from_dict(value)
         if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
-            raise ValueError(f"NoiseOptions: dtype={value['dtype']!r} is none of {sorted(DTYPES)}")
+            raise ValueError(
+                f"NoiseOptions: dtype={value['dtype']!r}: must be one of {sorted(DTYPES)}"
+            )
         return super().from_dict({**value, "dtype": DTYPES[value["dtype"]]})
 
 
@@ -316,36 +318,36 @@ def _reduction_of(loss: Any) -> str:
         start = checks.named("loss", loss, "Gradients")
         raise TypeError(
             f"{start} must be 'mean' or 'sum', as the loss reduces over the rows of the batch, or "
-            "a loss function that has it as its attribute reduction"
+            "a loss function with one of them as its attribute reduction"
         )
     if reduction not in known:
         raise ValueError(
-            f"Gradients: loss is a {type(loss).__name__} with reduction={reduction!r}: use one "
-            f"with a reduction of {known}, or state loss= as your loop reduces it"
+            f"Gradients: loss is a {type(loss).__name__} with reduction={reduction!r}: use a "
+            f"reduction of {known}, or set loss= to the reduction that your loop applies"
         )
     ignored = getattr(loss, "ignore_index", -100)
     remedy = "use dptrain.losses.TokenCrossEntropy, or a loss with reduction='sum'"
     if ignored != -100 and reduction == "mean":  # -100 is torch's "not set"
         raise ValueError(
             f"Gradients: loss is a {type(loss).__name__} with ignore_index={ignored} and "
-            "reduction='mean': it divides by the number of targets of the whole batch that count, "
-            f"which ties the examples together; {remedy}"
+            "reduction='mean': it divides by the number of targets in the whole batch that are "
+            f"not ignored, so each example's gradient depends on the others; {remedy}"
         )
     weighs = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
     if weighs and reduction == "mean":
         raise ValueError(
             f"Gradients: loss is a {type(loss).__name__} with class weights and reduction='mean': "
-            "it divides by the weights of the whole batch, which ties the examples together; "
-            f"{remedy}"
+            "it divides by the weights of the whole batch, so each example's gradient depends on "
+            f"the others; {remedy}"
         )
     ties = ties_rows(loss, reduction)
     if ties:
         raise ValueError(
-            f"Gradients: loss is a {type(loss).__name__} that does not give a few rows together "
-            f"the {reduction} of what it gives each alone: it ties the examples of a batch "
-            "together, as contrastive losses and means over all tokens do, so no clipping bounds "
-            "what one example does. Reduce each example by itself first, for instance by "
-            "dptrain.losses.reduce_examples"
+            f"Gradients: loss is a {type(loss).__name__} that for a few rows together does not "
+            f"give the {reduction} of its values for each row alone. Like contrastive losses and "
+            "means over all tokens, it ties the examples of a batch together, so clipping does "
+            "not bound the influence of one example. Reduce each example by itself first, for "
+            "instance with dptrain.losses.reduce_examples"
         )
     return Reduction(reduction, unseen=type(loss).__name__ if ties is None else None)
 

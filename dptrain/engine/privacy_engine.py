@@ -60,8 +60,8 @@ class PrivacyEngine:
         """Say where arguments of Opacus's engine, and of ``make_private``, are given."""
         if args:
             raise TypeError(
-                "PrivacyEngine takes keywords only, accountant=, ledger= and distributed=; module, "
-                "optimizer and data are given to its make_private"
+                "PrivacyEngine takes only the keywords accountant=, ledger= and distributed=: "
+                "pass module, optimizer and data to its make_private"
             )
         asked = inspect.signature(cls.make_private).parameters
         for name in given:
@@ -70,7 +70,7 @@ class PrivacyEngine:
                     f"PrivacyEngine has no {name}=: for make_private it is {MOVED[name]}"
                 )
             if name in asked:
-                raise TypeError(f"PrivacyEngine has no {name}=: it is an argument of make_private")
+                raise TypeError(f"PrivacyEngine has no {name}=: pass it to make_private")
         return super().__new__(cls)
 
     def __getattr__(self, name: str) -> Any:

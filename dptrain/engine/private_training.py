@@ -75,7 +75,7 @@ OUTSIDE_NOTE = _APART + (
     "training_step, say)"
 )
 DETACHED = (
-    "private.detach() has ended this run, and nothing makes its steps private any more: make a new "
+    "private.detach() has ended this run, and no further step of it would be private: start a new "
     "run (make_private takes the same module again)"
 )
 RESUME_NOTE = (
@@ -144,9 +144,9 @@ class PrivateTraining:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a private run is not pickled, as it holds the seeds of its noise: save the module's "
-            "state_dict() for release, or private.state_dict() to resume; a module that is to be "
-            "pickled whole must not hold the run (del module.private)"
+            "a private run cannot be pickled, because it holds the seeds of its noise: save the "
+            "module's state_dict() to publish the model, or private.state_dict() to resume. A "
+            "module that is to be pickled whole must not hold the run (del module.private)"
         )
 
     def __enter__(self) -> Self:
@@ -203,8 +203,8 @@ class PrivateTraining:
     def _check_detached(self) -> None:
         if self.changed_since_detach:
             raise RuntimeError(
-                "the module was trained, or changed, since private.detach(): it is not what this "
-                "run made of it, and a checkpoint would say so; take private.state_dict() before"
+                "the module was trained or changed after private.detach(), so it is no longer the "
+                "result of this run: take private.state_dict() before"
             )
 
     @property
@@ -551,13 +551,13 @@ class PrivateTraining:
             saved = MatrixMechanism.from_dict(state["mechanism"])
             raise ValueError(
                 f"the checkpoint belongs to another mechanism: it has {saved}, this run has "
-                f"{self.mechanism}; build the engine with "
+                f"{self.mechanism}. Build the run with "
                 "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
             )
         check_settings(state["settings"], self._settings)
         if len(state["schedulers"]) != len(self._schedulers):
             raise ValueError(
-                f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
+                f"the checkpoint holds {len(state['schedulers'])} scheduler(s) and this run has "
                 f"{len(self._schedulers)}: register them before load_state_dict()"
             )
         guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]

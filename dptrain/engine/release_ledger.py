@@ -122,7 +122,7 @@ class StepLedger:
         if not self._keeper or self.path is None:
             return
         if self.path.is_dir():
-            raise ValueError(f"ledger={self.path} is a folder: name a file")
+            raise ValueError(f"ledger={self.path} is a folder: must be a file")
         if self.path.exists():
             self._read(self.path)
         else:
@@ -138,11 +138,11 @@ class StepLedger:
         if step < len(self.digests):
             if self.digests[step] != digest:
                 raise RuntimeError(
-                    f"step {step} was released before and does not come out the same again "
-                    "(other code, data, settings or hardware, or another run's ledger). Releasing "
-                    "both would let anyone cancel the noise. Resume from the latest checkpoint in "
-                    "the environment that wrote it, or start a new run with its own ledger and "
-                    "count its privacy loss on top"
+                    f"step {step} was released before and now has a different result (other code, "
+                    "data, settings or hardware, or the ledger of another run); releasing both "
+                    "would let anyone cancel the noise. Resume from the latest checkpoint in the "
+                    "environment that wrote it, or start a new run with its own ledger and add "
+                    "its privacy loss to this one's"
                 )
             return
         checks.invariant(step == len(self.digests), "the ledger records steps in order")
@@ -179,11 +179,11 @@ class StepLedger:
         else:
             found = "it was missing, or begun anew, and holds no step"
         raise ValueError(
-            f"ledger {self.path} is not what the checkpoint's run left: {found}, but the run had "
-            f"released {len(digests)} steps under the ledger {run[:8]}…. Without that file nobody "
-            "can see whether a later step was released already, and releasing it in two versions "
-            "cancels its noise: put the file back, or accept the loss, which the guarantee then "
-            "says (accept_lost_ledger=True of load_state_dict, --accept-lost-ledger of a recipe)"
+            f"ledger {self.path} does not match the checkpoint: {found}, but the run had released "
+            f"{len(digests)} steps under the ledger {run[:8]}…. Without the run's own ledger, a "
+            "step may be released in two versions, which cancels its noise. Restore the file, or "
+            "accept the risk (accept_lost_ledger=True of load_state_dict, --accept-lost-ledger of "
+            "a recipe), which the guarantee then states"
         )
 
     def knows(self, digests: Sequence[str], *, run: str) -> bool:
@@ -205,8 +205,8 @@ class StepLedger:
             self.record(step, digests[step])
         if len(self.digests) > len(digests):
             logger.warning(
-                "steps %d to %d were released after this checkpoint and are repeated: each must "
-                "come out bit for bit the same, or the run stops",
+                "steps %d to %d were released after this checkpoint and are repeated: the run "
+                "stops if one of them is not reproduced bit for bit",
                 len(digests),
                 len(self.digests) - 1,
             )
@@ -249,8 +249,8 @@ class StepLedger:
     def _changed(self, how: str) -> RuntimeError:
         return RuntimeError(
             f"ledger {self.path} was changed while this run was using it ({how}), so it no longer "
-            "shows what was released: put it back as it was, see that no other process uses it, "
-            "and go on from the last checkpoint"
+            "shows what was released. Restore it, make sure that no other process uses it, and "
+            "resume from the last checkpoint"
         )
 
     def _read(self, path: pathlib.Path) -> None:
@@ -270,14 +270,16 @@ class StepLedger:
             owner = head["mechanism_hash"]
             self.run = [head["run"], *(line["run"] for line in lines if "run" in line)][-1]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"ledger {path} cannot be read ({error}); restore it") from error
+            raise ValueError(
+                f"ledger {path} cannot be read ({error}): restore it from a backup"
+            ) from error
         if owner != self.mechanism_hash:
             raise ValueError(
                 f"ledger {path} belongs to mechanism {owner[:12]}…, not to "
-                f"{self.mechanism_hash[:12]}…; give every run its own ledger"
+                f"{self.mechanism_hash[:12]}…: give every run its own ledger"
             )
         if steps != list(range(len(steps))):
-            raise ValueError(f"ledger {path} lacks steps; restore it")
+            raise ValueError(f"ledger {path} lacks steps: restore it from a backup")
         self.digests = digests
         if end:
             with path.open("ab") as file:

@@ -172,7 +172,7 @@ def _planned(asked: RunArguments) -> tuple[Scheme, Loading]:
         return _poisson_like(asked.data, asked.epochs, asked.loading)
     if asked.epochs is not None:
         raise ValueError(
-            f"epochs={asked.epochs}: the scheme already says how many steps run; drop it"
+            f"epochs={asked.epochs}: the scheme already fixes the number of steps; leave epochs out"
         )
     return scheme, asked.loading
 
@@ -184,8 +184,8 @@ def _check_amount(asked: RunArguments) -> None:
     if asked.individual is not None and not (stated and epsilon is None):
         given = f"target_epsilon={epsilon}" if epsilon else "no noise level"
         raise ValueError(
-            f"{given} with individual=: the filter holds the target, and the noise level decides "
-            "when it begins to leave examples out; state noise_multiplier=, for instance "
+            f"{given} with individual=: the target belongs to the filter, and the noise level "
+            "decides when it starts to leave examples out. Set noise_multiplier=, for instance "
             "GDPFilter.noise_multiplier(full_norm_steps=...), or mechanism="
         )
     if asked.mechanism is not None:
@@ -216,11 +216,11 @@ def _check_sum(scheme: Scheme, gradients: Gradients) -> None:
     R for one example more (docs/theory/limits.md#thm-ideal-noise)."""
     if scheme.nominal_size is not None and gradients.reduction == "mean":
         raise ValueError(
-            f"scheme has nominal_size={scheme.nominal_size}, so that the number of rows of a batch "
-            "is private, and Gradients(loss='mean') divides by it, which rounds everybody's "
-            "gradient as that number has it: take a loss with reduction='sum', "
-            "Gradients(loss='sum') and the learning rate divided by the expected batch size, which "
-            f"is public ({scheme.expected_batch_size:.6g})"
+            f"scheme has nominal_size={scheme.nominal_size}, so the number of rows in a batch is "
+            "private, and Gradients(loss='mean') divides by it, so that the rounding of every "
+            "gradient would depend on that number. Use a loss with reduction='sum', "
+            "Gradients(loss='sum'), and the learning rate divided by the expected batch size, "
+            f"which is public ({scheme.expected_batch_size:.6g})"
         )
 
 
@@ -228,9 +228,9 @@ def _check_secret(noise: NoiseOptions, seed: int | None) -> None:
     """Refuse a seed beside secure noise."""
     if noise.secure and seed is not None:
         raise ValueError(
-            "secure=True with a seed: it is the key of the noise, and one that can be "
-            "written down can be guessed or found; leave seed out, which draws 128 bits from the "
-            "operating system (a checkpoint keeps them), or use NoiseOptions(secure=False)"
+            "secure=True with a seed: the seed is the key of the noise, and a seed in a script "
+            "can be guessed or found. Leave seed out to draw 128 bits from the operating system "
+            "(a checkpoint keeps them), or use NoiseOptions(secure=False)"
         )
 
 
@@ -238,9 +238,9 @@ def _check_sliced(noise: NoiseOptions, optimizer: torch.optim.Optimizer) -> None
     """Refuse to cut the state of an optimizer that has to see whole parameters."""
     if noise.shard == "all" and (reason := whole_because(optimizer)):
         raise ValueError(
-            f"NoiseOptions(shard='all'): {reason}, so that no rank can step on a slice of a "
-            "parameter; use NoiseOptions(shard='noise'), which divides the noise and leaves the "
-            "optimizer whole on every rank"
+            f"NoiseOptions(shard='all'): {reason}, so no rank can update a slice of a parameter. "
+            "Use NoiseOptions(shard='noise'), which divides the noise and keeps the whole "
+            "optimizer on every rank"
         )
 
 
@@ -249,8 +249,8 @@ def _check_built_after(optimizer: Any) -> None:
     held = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
     if held and not any(is_divided(p) for p in held):
         raise ValueError(
-            "the optimizer holds parameters that the module had before it was divided: build the "
-            "optimizer after fully_shard, which exchanges them"
+            "the optimizer holds the parameters that the module had before it was divided: build "
+            "the optimizer after fully_shard, which replaces them"
         )
 
 
@@ -261,20 +261,20 @@ def _check_divided(
     given = "module was divided by fully_shard"
     if noise.shard not in ("auto", "all"):
         raise ValueError(
-            f"{given}, so that no rank has a whole sum to add noise to: "
-            f"NoiseOptions(shard={noise.shard!r}) does not apply; leave it out"
+            f"{given}, so no rank has a whole sum to add noise to, and "
+            f"NoiseOptions(shard={noise.shard!r}) does not apply: leave it out"
         )
     if reason := whole_because(optimizer):
         raise ValueError(
-            f"{given}, and {reason}, so that no rank can step on its shards; use an optimizer that "
-            "works entry by entry, AdamW for instance"
+            f"{given}, and {reason}, so no rank can update its shards: use an optimizer that works "
+            "entry by entry, such as AdamW"
         )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.RNNBase):
             raise ValueError(
                 f"{given}, and its layer {name!r} is a {type(layer).__name__}, which keeps "
-                "parameters past the exchange that fully_shard makes; have each rank hold the "
-                "whole model instead, without fully_shard"
+                "references to parameters that fully_shard replaces: keep the whole model on each "
+                "rank, without fully_shard"
             )
 
 
@@ -282,18 +282,17 @@ def _dataset_of(data: Any) -> Any:
     """The data set that is given, or that of the loader."""
     if isinstance(data, PrivateLoader):
         raise TypeError(
-            "data= is the private loader of another run, whose batches it draws: keep the data "
-            "loader that run was made from under a name of its own and pass that (or "
-            "data=loader.dataset); the guarantees of runs on the same data add up"
+            "data= is the private loader of another run: pass the data loader that run was made "
+            "from, or data=loader.dataset. Keep that loader under another name; the guarantees of "
+            "runs on the same data add up"
         )
     if isinstance(data, DataLoader):
         return data.dataset
     if isinstance(data, torch.Tensor | np.ndarray):
         raise TypeError(
-            f"data= is a {type(data).__name__} of shape {tuple(data.shape)}, whose rows are no "
-            "examples as a data loader batches them: pass "
-            "torch.utils.data.TensorDataset(inputs, targets), or TensorDataset(inputs) if there "
-            "are no targets"
+            f"data= is a {type(data).__name__} of shape {tuple(data.shape)}, which is not a data "
+            "set: pass torch.utils.data.TensorDataset(inputs, targets), or TensorDataset(inputs) "
+            "if there are no targets"
         )
     if not isinstance(data, Dataset) and not hasattr(type(data), "__getitem__"):
         raise TypeError(
@@ -307,8 +306,8 @@ def _poisson_like(data: Any, epochs: Any, loading: Loading) -> tuple[Scheme, Loa
     """Poisson batches of a loader's size for so many of its epochs, and the steps of one."""
     if not isinstance(data, DataLoader) or epochs is None or data.batch_size is None:
         raise ValueError(
-            "scheme=None needs data= to be a DataLoader (with a batch_size) and epochs=, from "
-            "which Poisson sampling follows; or state scheme=, for instance "
+            "scheme=None derives Poisson sampling from a data loader, which needs data= to be a "
+            "DataLoader (with a batch_size) and epochs=. Pass both, or set scheme=, for instance "
             "dptrain.Poisson.for_batch_size(...)"
         )
     dataset_size, epoch = length_of(data.dataset), len(data)
@@ -316,9 +315,11 @@ def _poisson_like(data: Any, epochs: Any, loading: Loading) -> tuple[Scheme, Loa
         remedy = (
             f"write epochs={int(epochs)}"
             if epochs.is_integer()
-            else "state a part of an epoch by its steps, "
-            f"scheme=dptrain.Poisson.for_batch_size(batch_size={data.batch_size}, "
-            f"dataset_size={dataset_size}, steps=...), of which an epoch has {epoch}"
+            else (
+                "state a part of an epoch by its number of steps, "
+                f"scheme=dptrain.Poisson.for_batch_size(batch_size={data.batch_size}, "
+                f"dataset_size={dataset_size}, steps=...), where an epoch has {epoch} steps"
+            )
         )
         raise TypeError(f"{checks.named('epochs', epochs)} must be an integer: {remedy}")
     epochs = checks.integer("epochs", epochs, maximum=checks.MOST_STEPS // max(1, epoch))

@@ -153,8 +153,8 @@ def scales_of(
     # One wait for the device, not one a parameter.
     if usable and not bool(torch.stack([u.to(usable[0].device) for u in usable]).all()):
         raise ValueError(
-            f"{name}: there are scales that are zero, negative or not finite; the second moments "
-            "have overflowed or were overwritten: go on from the last checkpoint with a smaller "
+            f"{name}: some scales are zero, negative or not finite, because the second moments "
+            "have overflowed or were overwritten: resume from the last checkpoint with a smaller "
             "learning rate or max_grad_norm"
         )
     return scales

@@ -53,7 +53,7 @@ def shares_of(state: object) -> list[Mapping[str, Any]]:
     for each in given:
         if not isinstance(each, Mapping):
             raise TypeError(
-                f"state is a {type(each).__name__}: expected what private.state_dict() returned, "
+                f"state is a {type(each).__name__}: must be what private.state_dict() returned, "
                 "for instance torch.load(path, weights_only=True), or a list of the shares of all "
                 "ranks"
             )
@@ -63,14 +63,15 @@ def shares_of(state: object) -> list[Mapping[str, Any]]:
     if len(worlds) != 1 or found != list(range(worlds.pop())):
         told = ", ".join(f"{rank + 1} of {world}" for rank, world in places)
         raise ValueError(
-            f"the state is share {told}: each rank of the run that was saved wrote a share "
-            "(state_dict(share=True)); give load_state_dict() a list of all of them, each once"
+            f"the state is share {told}, but each rank of the saved run wrote one share "
+            "(state_dict(share=True)): give load_state_dict() a list of all shares, each once"
         )
     ordered = [each for _, each in sorted(zip(places, given, strict=True), key=lambda e: e[0])]
     for name in ("format", "mechanism_hash", "steps_executed", "ledger", "ledger_run"):
         if any(each.get(name) != ordered[0].get(name) for each in ordered):
             raise ValueError(
-                f"the shares differ in {name}: give those of one run, saved after the same step"
+                f"the shares differ in {name}: give the shares of one run, saved after the same "
+                "step"
             )
     return ordered
 
@@ -101,8 +102,8 @@ def check_seal(state: object, what: str = "the checkpoint") -> None:
     whole = isinstance(private, Mapping) and private.get(CHECKSUM) == _digest(state)
     if not whole:
         raise ValueError(
-            f"{what} is damaged: its values are not those that its checksum was taken of when it "
-            "was written; go on from a copy or from an earlier one"
+            f"{what} is damaged: its values do not match the checksum stored with them. Resume "
+            "from a copy or from an earlier checkpoint"
         )
 
 
@@ -160,10 +161,10 @@ def check_format(state: Mapping[str, Any], known: int) -> None:
     found = state.get("format")
     if found != known:
         remedy = (
-            "it was written by an earlier dptrain: go on with the one that wrote it (its commit or "
-            "version), or begin a new run, whose guarantee adds to that of the steps released"
+            "it was written by an earlier dptrain: resume with the version that wrote it, or "
+            "start a new run, whose guarantee adds to that of the steps already released"
             if isinstance(found, int) and found < known
-            else "it is no state of a private run, or of a later dptrain"
+            else "it is not a state of a private run, or it was written by a later dptrain"
         )
         raise ValueError(f"checkpoint format {found!r} is not {known}: {remedy}")
 
@@ -171,7 +172,7 @@ def check_format(state: Mapping[str, Any], known: int) -> None:
 def check_fields(state: Mapping[str, Any]) -> None:
     """Refuse what is no state of a private run."""
     if missing := sorted(FIELDS - set(state)):
-        raise ValueError(f"the checkpoint lacks {missing}; it is no state of a private run")
+        raise ValueError(f"the checkpoint lacks {missing}: it is not a state of a private run")
 
 
 def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -186,8 +187,8 @@ def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
         there = ", ".join(f"{n}={then.get(n)}" for n in names)
         here = ", ".join(f"{n}={now.get(n)}" for n in names)
         raise ValueError(
-            f"the checkpoint was written with {there}, this run has {here}: give make_private "
-            "what the checkpoint has"
+            f"the checkpoint was written with {there}, and this run has {here}: give make_private "
+            "the options of the checkpoint"
         )
 
 
@@ -212,6 +213,6 @@ def check_guarantee(guarantee: Guarantee, mechanism: MatrixMechanism) -> None:
     }
     if wrong := [name for name, value in about.items() if getattr(guarantee, name) != value]:
         raise ValueError(
-            f"the checkpoint holds a guarantee of another mechanism (its {', '.join(wrong)}): "
-            "it was changed after it was written; go on from one that was not"
+            f"the checkpoint holds a guarantee of another mechanism (its {', '.join(wrong)}), so "
+            "it was changed after it was written: resume from an unchanged one"
         )

@@ -93,8 +93,8 @@ class Shards:
         reason = None if what == "noise" else whole_because(optimizer)
         if reason and ranks.rank == 0:
             logger.warning(
-                "the ranks divide the noise, and each has the whole state of the optimizer: %s. "
-                "NoiseOptions(shard='noise') asks for that",
+                "the ranks divide the noise, and each holds the whole state of the optimizer: %s. "
+                "NoiseOptions(shard='noise') requests this explicitly",
                 reason,
             )
         return cls(ranks, parameters, None if reason or what == "noise" else optimizer)
@@ -285,7 +285,7 @@ def load_module(
     given: dict[str, Any] = dict(shares[0]["module"])
     targets = module.state_dict()
     if odd := sorted(set(targets) ^ {name for each in shares for name in each["module"]}):
-        raise ValueError(f"the state is of another module: the two differ in {odd}")
+        raise ValueError(f"the state belongs to another module: the two differ in {odd}")
     for name, target in targets.items():
         sources = [s for s in shares if name in s["module"]]
         if not is_divided(target) and not any(name in s.get(MODULE_PIECES, {}) for s in sources):
@@ -306,7 +306,7 @@ def load_module(
         if left:
             raise ValueError(
                 f"the state lacks {left} entries of {name!r} of the module: give the states of all "
-                "ranks that saved it"
+                "ranks of the saved run"
             )
         if is_divided(target):
             local = local_of(target)

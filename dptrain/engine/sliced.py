@@ -42,11 +42,11 @@ def whole_because(optimizer: torch.optim.Optimizer) -> str | None:
     for single in single_optimizers(optimizer):
         name = type(single).__name__
         if hasattr(single, "scales"):
-            return f"{name} scales per-example gradients by state that each rank needs whole"
+            return f"{name} scales per-example gradients by state that each rank needs as a whole"
         if type(single) not in _ELEMENTWISE and not vars(type(single)).get("elementwise", False):
             return (
-                f"{name} is not known to work entry by entry (a class of your own says so by "
-                "elementwise = True)"
+                f"{name} is not known to work entry by entry (set elementwise = True in a class of "
+                "your own that does)"
             )
     return None
 
@@ -157,8 +157,8 @@ class SlicedOptimizer:
             sizes = [len(group["params"]) for group in single.param_groups]
             if [len(group["params"]) for group in state["param_groups"]] != sizes:
                 raise ValueError(
-                    "the optimizer state is of other groups of parameters than this optimizer's: "
-                    f"here are {sizes} parameters a group"
+                    "the optimizer state has other groups of parameters than this optimizer, "
+                    f"which has {sizes} parameters per group"
                 )
             cut = self._cut(single, [state])
             self._exchange(single, self._to_piece)
@@ -223,8 +223,8 @@ def for_each_part(
     parts = [state.get("parts", []) for state in states]
     if any(len(each) != len(optimizer.parts) for each in parts):
         raise ValueError(
-            f"the optimizer states are not of {len(optimizer.parts)} joined optimizers: join "
-            "those that they were taken from, in their order"
+            f"the optimizer states do not come from {len(optimizer.parts)} joined optimizers: join "
+            "the same optimizers in the same order"
         )
     each = zip(optimizer.parts, zip(*parts, strict=True), strict=True)
     return {"parts": [for_each_part(part, found, made) for part, found in each]}
@@ -295,7 +295,7 @@ def _assembled(
     if not bool(held.all()):
         raise ValueError(
             f"the optimizer state lacks {int((~held).sum())} entries of {name!r} of parameter "
-            f"{index}: give the states of all ranks that saved it"
+            f"{index}: give the states of all ranks of the saved run"
         )
     return laid_out_like(like, out.view(like.shape)) if piece == whole else out
 

@@ -131,10 +131,10 @@ class StateWatch:
         if now.attached is not None:
             self._stop(
                 f"{attribute_of(now.attached)!r}, declared public (buffers of Gradients), holds a "
-                "tensor that a gradient can be taken of: it depends on the batch, and what a loss "
-                "makes of it is seen by no check of whether the examples stay apart; nothing of "
-                "this step was released. Remedy: have the module's forward return it, or keep its "
-                "detach()"
+                "tensor with gradients. It depends on the batch, and a loss computed from it "
+                "would bypass the check that the module treats the examples separately; this step "
+                "released nothing. Remedy: return the tensor from the module's forward, or store "
+                "it with detach()"
             )
         self._check_modes(self._before.modes, now.modes)
         for path in self._before.changes(now):
@@ -209,19 +209,23 @@ class StateWatch:
         kind = after.kind(path) or before.kind(path)
         what = _told(before.entries.get(path), after.entries.get(path))
         remedy = (
-            "a parameter may only change through the private optimizer: do what writes to it "
-            "between optimizer.step() and the next batch, of nothing that depends on the data"
+            "a parameter may only change through the private optimizer: change it between "
+            "optimizer.step() and the next batch, and only by values that do not depend on the "
+            "data"
             if kind == "parameter"
-            else "have the layer not keep it (eval mode, track_running_stats=False, or a return "
-            "value instead of an attribute), or, if it depends on no example, name it in "
-            f"Gradients(buffers=[{attribute_of(path)!r}])"
+            else (
+                "prevent the layer from storing it (eval mode, track_running_stats=False, or a "
+                "return value instead of an attribute), or, if it depends on no example, name it "
+                f"in Gradients(buffers=[{attribute_of(path)!r}])"
+            )
         )
         when = (
-            "in one of the steps so far, which it left without noise; what was released since may "
-            "depend on it"
+            "in an earlier step without noise, so later releases may depend on it"
             if earlier
-            else "between the batch and its optimizer.step(), and would leave the step without "
-            "noise; nothing of this step was released"
+            else (
+                "between the batch and its optimizer.step(), so data could leave the step without "
+                "noise; this step released nothing"
+            )
         )
         self._stop(f"{kind} {name!r} of {where} changed{what} {when}. Remedy: {remedy}")
 
@@ -234,15 +238,18 @@ class StateWatch:
         if changed and after != self._modes:
             mode = "training" if after[changed[0]] else "evaluation"
             self._stop(
-                f"the mode of layer {changed[0]!r} of the model changed to {mode} between the "
-                "batch and its optimizer.step(), and would leave the step without noise; nothing "
-                "of this step was released. Remedy: call train() and eval() of parts of the model "
-                "before a batch is taken, and not within a forward pass"
+                f"the mode of layer {changed[0]!r} changed to {mode} between the batch and its "
+                "optimizer.step(), so data could leave the step without noise; this step released "
+                "nothing. Remedy: call train() and eval() on parts of the model before taking a "
+                "batch, and not within a forward pass"
             )
 
     def _stop(self, what: str) -> NoReturn:
         """Refuse this step and every later one."""
-        self._refusal = f"{what}; then build the module and the run anew, as this module holds it"
+        self._refusal = (
+            f"{what}. Then build the module and the run anew, since this module still holds the "
+            "change"
+        )
         raise RuntimeError(self._refusal)
 
 

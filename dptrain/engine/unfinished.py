@@ -86,9 +86,9 @@ def tell() -> None:
     counts = ", ".join(f"{run.executed} of {run.planned} planned steps" for run in early[:3])
     more = f" and {len(early) - 3} more" if len(early) > 3 else ""
     logger.warning(
-        "private training ended early, after %s%s: the noise was chosen for all of them. See that "
-        "the trainer counts batches as len(loader) does, and its epochs; go on from a checkpoint; "
-        "or say that it is meant, by private.end_early()",
+        "private training ended early, after %s%s, although the noise was calibrated for all "
+        "planned steps. Check that the trainer's epochs and batches match len(loader), resume "
+        "from a checkpoint, or call private.end_early() if this is intended",
         counts,
         more,
     )

@@ -21,13 +21,12 @@ from dptrain.engine.joined import single_optimizers
 # What Opacus 1.6 lets through and gets wrong.
 NOT_BY_OPACUS: dict[type[nn.Module], str] = {
     nn.RNN: (
-        "nn.RNN fails in the backward pass of Opacus; use Gradients(mode='bookkeeping'), or "
+        "nn.RNN fails in the backward pass of Opacus: use Gradients(mode='bookkeeping') or "
         "opacus.layers.DPRNN"
     ),
     nn.EmbeddingBag: (
-        "nn.EmbeddingBag's gradients come out too short, since an id that a bag has twice counts "
-        "once; use Gradients(mode='bookkeeping'), or nn.Embedding and a sum or mean over the "
-        "positions"
+        "Opacus computes too short gradients for nn.EmbeddingBag when a bag contains an id twice: "
+        "use Gradients(mode='bookkeeping'), or nn.Embedding and a sum or mean over the positions"
     ),
 }
 
@@ -38,16 +37,16 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError(
-            "module is already wrapped for per-example gradients, by another run for instance: "
-            "pass the bare one, which private.detach() returns (or, of Opacus's own, "
-            "to_standard_module()), ending that run; the guarantees of runs on the same data add up"
+            "module is already wrapped for per-example gradients, for instance by another run: "
+            "end that run with private.detach() and pass the module that it returns (or, for "
+            "Opacus's own wrapper, to_standard_module()). The guarantees of runs on the same data "
+            "add up"
         )
     if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
         raise ValueError(
-            "module is trained by another private run, and would report to both: call "
-            "private.detach() on that run first, or pass copy.deepcopy(module), which is of no "
-            "run (and an optimizer of its parameters); the guarantees of runs on the same data "
-            "add up"
+            "module is trained by another private run: call private.detach() on that run first, "
+            "or pass copy.deepcopy(module) and an optimizer of the copy's parameters. The "
+            "guarantees of runs on the same data add up"
         )
     _check_scripted(module)
     for name, layer in module.named_modules():
@@ -56,9 +55,10 @@ def check_module(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         if p.requires_grad and p.is_complex():
             raise ValueError(
-                f"parameter {name!r} is complex ({p.dtype}), and noise is added to real numbers: "
-                "train its real and imaginary part, two real parameters of which forward() makes "
-                "torch.complex(real, imaginary), or freeze it with requires_grad_(False)"
+                f"parameter {name!r} is complex ({p.dtype}), and noise is added to real numbers "
+                "only: train its real and imaginary parts as two real parameters, which forward() "
+                "combines with torch.complex(real, imaginary), or freeze it with "
+                "requires_grad_(False)"
             )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
@@ -74,10 +74,9 @@ def _check_scripted(module: nn.Module) -> None:
         ):
             raise ValueError(
                 f"layer {name or '(the module itself)'!r} is a TorchScript module (of "
-                f"{layer.original_name}), which runs apart from Python, where the gradients of its "
-                "examples cannot be told apart: train the module that it was scripted or traced "
-                "from, and script copy.deepcopy(model) when it is trained; or freeze it with "
-                "requires_grad_(False)"
+                f"{layer.original_name}), whose per-example gradients cannot be computed: train "
+                "the module that it was scripted or traced from, and script copy.deepcopy(model) "
+                "after training; or freeze it with requires_grad_(False)"
             )
 
 
@@ -93,9 +92,9 @@ def check_mode(module: nn.Module, mode: str) -> None:
             own = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
             if own and keeps_statistics(layer):
                 raise ValueError(
-                    f"layer {name!r} is a {type(layer).__name__} in eval mode whose "
-                    f"{' and '.join(own)} would be trained, which Gradients(mode={mode!r}) cannot "
-                    "do: use Gradients(mode='bookkeeping'), or freeze them with "
+                    f"layer {name!r} is a {type(layer).__name__} in eval mode with trainable "
+                    f"{' and '.join(own)}, which Gradients(mode={mode!r}) does not support: use "
+                    "Gradients(mode='bookkeeping'), or freeze them with "
                     "dptrain.freeze_batchnorm(model, affine=True)"
                 )
     errors = [
@@ -114,10 +113,12 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and any(p.requires_grad for p in layer.parameters())
     ]
     errors += [
-        f"layer {name!r}: {type(layer).__name__} with padding_mode={layer.padding_mode!r}, which "
-        f"Gradients(mode={mode!r}) takes for zeros: norms are not those of the gradients, and "
-        "nothing bounds them; use padding_mode='zeros', or Gradients(mode='bookkeeping') or "
-        "'functorch'"
+        (
+            f"layer {name!r}: {type(layer).__name__} with padding_mode={layer.padding_mode!r}, "
+            f"which Gradients(mode={mode!r}) treats as zero padding, so its norms are wrong and "
+            "clipping bounds nothing: use padding_mode='zeros', or "
+            "Gradients(mode='bookkeeping') or 'functorch'"
+        )
         for name, layer in module.named_modules()
         if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         and mode == "hooks"
@@ -125,8 +126,11 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and layer.weight.requires_grad
     ]
     errors += [
-        f"layer {name!r}: {type(layer).__name__} with sparse=True, whose gradients functorch "
-        "cannot form; use sparse=False, or Gradients(mode='bookkeeping') or 'hooks'"
+        (
+            f"layer {name!r}: {type(layer).__name__} with sparse=True, whose per-example "
+            "gradients functorch cannot compute: use sparse=False, or "
+            "Gradients(mode='bookkeeping') or 'hooks'"
+        )
         for name, layer in module.named_modules()
         if mode == "functorch"
         and isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -134,19 +138,23 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and layer.weight.requires_grad
     ]
     errors += [
-        f"layer {name!r}: {type(layer).__name__}, which returns a tuple; use "
-        f"Gradients(mode='bookkeeping'), or opacus.layers.dp_rnn.DP{type(layer).__name__} with "
-        "Gradients(mode='hooks')"
+        (
+            f"layer {name!r}: {type(layer).__name__} returns a tuple: use "
+            f"Gradients(mode='bookkeeping'), or opacus.layers.dp_rnn.DP{type(layer).__name__} with "
+            "Gradients(mode='hooks')"
+        )
         for name, layer in module.named_modules()
         if mode != "bookkeeping"
         and type(layer) is nn.LSTMCell
         and any(p.requires_grad for p in layer.parameters())
     ]
     errors += [
-        f"layer {name!r}: {type(layer).__name__} has trained parameters and the buffer(s) "
-        f"{[n for n, _ in layer.named_buffers()]}, which Gradients(mode={mode!r}) cannot form "
-        "gradients with; freeze its parameters with requires_grad_(False), or use "
-        "Gradients(mode='bookkeeping'), with a rule for it by dptrain.register_layer()"
+        (
+            f"layer {name!r}: {type(layer).__name__} has trainable parameters and the buffer(s) "
+            f"{[n for n, _ in layer.named_buffers()]}, which Gradients(mode={mode!r}) does not "
+            "support: freeze its parameters with requires_grad_(False), or use "
+            "Gradients(mode='bookkeeping'), with a rule registered by dptrain.register_layer()"
+        )
         for name, layer in module.named_modules()
         if mode != "bookkeeping"
         and any(p.requires_grad for p in layer.parameters(recurse=False))
@@ -167,22 +175,22 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
         raise TypeError(f"{checks.named('optimizer', optimizer)} must be a torch.optim.Optimizer")
     if isinstance(optimizer, DPOptimizer):
         raise ValueError(
-            "optimizer is already private, that of another run: build a new one for the module, or "
-            "pass the one that it wraps, its original_optimizer"
+            "optimizer is already the private optimizer of another run: build a new one for the "
+            "module, or pass the one that it wraps, its original_optimizer"
         )
     for single in single_optimizers(optimizer):
         name = type(single).__name__
         closure = inspect.signature(single.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ValueError(
-                f"optimizer is a {name}, whose step() evaluates the loss several times: a step has "
-                "one release, with its noise; use an optimizer that steps by p.grad alone, SGD or "
-                "Adam for instance"
+                f"optimizer is a {name}, whose step() evaluates the loss several times, but a "
+                "private step releases one noisy gradient: use an optimizer that needs only "
+                "p.grad, such as SGD or Adam"
             )
         if isinstance(single, torch.optim.SparseAdam):
             raise ValueError(
-                f"optimizer is a {name}, which takes sparse gradients only, and noise is dense; "
-                "use torch.optim.Adam"
+                f"optimizer is a {name}, which accepts only sparse gradients, and the noise is "
+                "dense: use torch.optim.Adam"
             )
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trainable = {p: name for name, p in module.named_parameters() if p.requires_grad}
@@ -193,7 +201,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
         )
     if extra := [tuple(p.shape) for p in held if p not in trainable]:
         raise ValueError(
-            f"the optimizer holds parameter(s) of shape {extra} that the module does not have; "
+            f"the optimizer holds parameter(s) of shape {extra} that the module does not have: "
             "build it from module.parameters() of this very module"
         )
 
@@ -207,9 +215,9 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     own = {id(group) for group in optimizer.param_groups}  # which joined optimizers share
     if any(id(group) not in own for group in groups):
         raise ValueError(
-            f"scheduler is a {type(scheduler).__name__} of another optimizer: it would leave "
-            "the run's learning rate alone; build it on the optimizer of the run, the one given to "
-            "make_private or the one it returns"
+            f"scheduler is a {type(scheduler).__name__} of another optimizer, so it would not "
+            "change this run's learning rate: build it on the optimizer given to make_private or "
+            "on the one that it returns"
         )
 
 
@@ -222,5 +230,5 @@ def check_public(module: nn.Module, public: Sequence[str]) -> None:
     if wrong := sorted(parameters & set(public)):
         raise ValueError(
             f"Gradients: buffers={list(public)}: {wrong} are parameters, which only the private "
-            "optimizer may change; name buffers and other attributes"
+            "optimizer may change: name only buffers and other attributes"
         )

@@ -61,8 +61,8 @@ class IndividualFilter(
         steps = self.max_steps
         if steps is None or (isinstance(steps, float) and steps == math.inf):
             raise ValueError(
-                f"max_steps={steps}: the theorem is about a number of steps that is bounded "
-                "beforehand; state one, however large"
+                f"max_steps={steps}: the theorem needs a bound on the number of steps that is "
+                "fixed beforehand; set one, however large"
             )
         object.__setattr__(self, "max_steps", checks.steps(steps, name="max_steps", owner=owner))
 
@@ -76,8 +76,8 @@ class IndividualFilter(
         if not isinstance(strategy, Identity):
             raise ValueError(
                 f"individual={kind} with strategy={type(strategy).__name__}: individual filters "
-                "are proven for independent noise only, where what a step costs is known when it "
-                "is released; use strategy=Identity()"
+                "are proven for independent noise only, for which the cost of a step is known "
+                "when it is released; use strategy=Identity()"
             )
         if type(scheme) is not Poisson:
             raise ValueError(
@@ -87,9 +87,9 @@ class IndividualFilter(
             )
         if (largest := scheme.max_batch_size) is not None:
             raise ValueError(
-                f"individual={kind} with max_batch_size={largest}: individual filters are proven "
-                "for whole draws; where batches are cut, an example also decides which "
-                "others take part; use max_batch_size=None"
+                f"individual={kind} with max_batch_size={largest}: individual filters are not "
+                "proven for truncated batches, in which an example also influences which others "
+                "take part; use max_batch_size=None"
             )
         if scheme.steps > self.max_steps:
             raise ValueError(
@@ -107,7 +107,7 @@ class IndividualFilter(
         if not mechanism.noise_multiplier > 0:
             raise ValueError(
                 f"individual={type(self).__name__} with noise_multiplier=0: without noise every "
-                "step costs an infinite budget; state noise_multiplier > 0"
+                "step costs an infinite budget; set noise_multiplier > 0"
             )
         check_delta(self.target_delta, mechanism.scheme)
 
@@ -139,8 +139,8 @@ class IndividualFilter(
         """
         if planned.adjacency not in ADJACENCIES:
             raise ValueError(
-                f"adjacency={planned.adjacency.value}: an individual filter protects an example's "
-                "being there or not; ask for zero_out or add_remove"
+                f"adjacency={planned.adjacency.value}: an individual filter protects the presence "
+                "of an example; use zero_out or add_remove"
             )
         bound = record.epsilon_bound(planned.delta)
         if planned.epsilon <= bound:

@@ -115,7 +115,7 @@ class IndividualRecord(ABC):
             ValueError: if this is none, or all of its rounds are open.
         """
         raise ValueError(
-            f"{type(self).__name__} has one budget and no rounds to open; give make_private "
+            f"{type(self).__name__} has one budget and no rounds; give make_private "
             "individual=GDPOdometer(increments=..., ...), whose budget grows round by round"
         )
 
@@ -159,20 +159,20 @@ class IndividualRecord(ABC):
             raise ValueError(f"the individual record lacks {missing}; restore the checkpoint")
         if state["size"] != self.size:
             raise ValueError(
-                f"the individual record is of {state['size']} examples, this data set has "
+                f"the individual record has {state['size']} examples, but this data set has "
                 f"{self.size}: resume with the data of the checkpoint"
             )
         booked = len(state["active_counts"])
         if steps is not None and booked != steps:
             raise ValueError(
-                f"the individual record has booked {booked} steps, the run had released {steps}: "
-                "the checkpoint was changed after it was written; go on from one that was not"
+                f"the individual record covers {booked} steps, but the run had released {steps}, "
+                "so the checkpoint was changed after it was written: resume from an unchanged one"
             )
         here, there = _layout(self._spending()), _layout(state["spending"])
         if wrong := sorted(name for name in {*here, *there} if here.get(name) != there.get(name)):
             raise ValueError(
-                f"the individual record holds {[there.get(n) for n in wrong]} as {wrong}, this run "
-                f"has {[here.get(n) for n in wrong]}: resume with the filter of the checkpoint"
+                f"the individual record has {[there.get(n) for n in wrong]} as {wrong}, but this "
+                f"run has {[here.get(n) for n in wrong]}: resume with the filter of the checkpoint"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_any_number_of_ranks_goes_on(found, folder, world, name):
         assert torch.equal(one[name, "whole"], never_stopped)
         for before in (1, *WORLDS[: WORLDS.index(world)]):
             close(one[name, before], never_stopped)
-        assert "give load_state_dict() a list of all of them" in one[name, "one share"]
+        assert "give load_state_dict() a list of all shares" in one[name, "one share"]
     paths = [folder / f"{name}_{world}_{rank}.pt" for rank in range(world)]
     shares = [torch.load(path, weights_only=True) for path in reversed(paths)]
     close(runs.go_on(name, shares), each[0][name, "never stopped"])
@@ -158,7 +158,7 @@ def test_a_rank_that_dies_ends_the_run(tmp_path):
     before, after, error = (tmp_path / "died_0.txt").read_text().split(" ", 2)
     assert before == after == "2"  # the step that was under way is released by nobody
     assert error.startswith("ConnectionError: a rank of this run has ended")
-    assert "go on from the last checkpoint on all ranks" in error
+    assert "resume from the last checkpoint on all ranks" in error
 
 
 @pytest.mark.sample(every=3)
@@ -231,7 +231,7 @@ def test_shares_that_are_no_whole_are_refused():
     assert shares_of(shares[::-1]) == shares
     assert shares_of(state) == [state]
     for given in (shares[:2], [*shares, shares[0]], [shares[0], state], shares[1]):
-        with pytest.raises(ValueError, match="a list of all of them, each once"):
+        with pytest.raises(ValueError, match="a list of all shares, each once"):
             shares_of(given)
     with pytest.raises(ValueError, match="differ in steps_executed"):
         shares_of([*shares[:2], {**shares[2], "steps_executed": 4}])

@@ -91,13 +91,13 @@ def test_others_cannot_read_it(found, folder, world):
 
 
 REFUSED = {
-    "exists": "exists already: name another",
+    "exists": "already exists: name another",
     "missing": "holds no checkpoint",
     "another each": "the ranks of this run differ (folder:",
     "mechanism": "belongs to another mechanism",
     "settings": "was written with max_grad_norm=0.5, this run has max_grad_norm=0.25",
     "schedulers": "register them before",
-    "model": "is of another module",
+    "model": "belongs to another module",
     "ledger": "come from different runs",
     "whole model": "use private.state_dict(share=True)",
     "mixed": "is damaged",

@@ -148,7 +148,7 @@ def test_any_number_of_ranks_goes_on(found, folder, world):
         assert torch.equal(one[world], never_stopped)
         for before in (1, *WORLDS[: WORLDS.index(world)]):
             close(one[before], never_stopped)
-        assert "a list of all of them, each once" in one["one share"]
+        assert "a list of all shares, each once" in one["one share"]
     paths = [folder / f"share_{world}_{rank}.pt" for rank in range(world)]
     shares = [torch.load(path, weights_only=True) for path in reversed(paths)]
     close(runs.go_on(shares, sharded=False), never_stopped)
@@ -211,7 +211,7 @@ def test_a_module_that_mixes_examples_is_refused_on_all_ranks(found):
     one, other = found(2, "one rank fails")
     assert other["error"] == "RuntimeError: odd"
     place = r"RuntimeError in \w+ \(\w+\.py, line \d+\)"  # and not what it says
-    assert re.search(rf"because others failed \(rank 1: {place}\)", one["error"])
+    assert re.search(rf"because other ranks failed \(rank 1: {place}\)", one["error"])
 
 
 def test_after_detach_it_is_an_ordinary_model(found):

@@ -138,7 +138,7 @@ def test_frozen_layers_are_fine():
         ({"epochs": 2}, "epochs"),
         ({"max_physical_batch_size": 0}, "max_physical_batch_size"),
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
-        ({"scheme": None}, "scheme=None needs"),
+        ({"scheme": None}, "scheme=None derives"),
         ({"scheme": everything_every_step(25, 1)}, "dataset_size=25"),
         ({"strategy": BandMF(bands=2)}, "bands"),
     ],
@@ -195,7 +195,10 @@ def test_datasets_without_length():
 
 @pytest.mark.parametrize(
     ("epochs", "written"),
-    [(2.0, "write epochs=2$"), (0.3, r"by its steps, .*dataset_size=24, steps=\.\.\.\).* has 6$")],
+    [
+        (2.0, "write epochs=2$"),
+        (0.3, r"number of steps, .*dataset_size=24, steps=\.\.\.\).* has 6 steps$"),
+    ],
 )
 def test_epochs_that_are_no_integer(epochs, written):
     with pytest.raises(TypeError, match=f"epochs={epochs} must be an integer: .*{written}"):

@@ -240,7 +240,7 @@ def test_a_mechanism_of_a_checkpoint_takes_the_options_too():
 @pytest.mark.parametrize(
     ("options", "kind", "match"),
     [
-        ({"secure": True, "seed": 7}, ValueError, r"secure=True with a seed.*leave seed out"),
+        ({"secure": True, "seed": 7}, ValueError, r"secure=True with a seed.*Leave seed out"),
         ({"secure": 1}, TypeError, "secure=1"),
         ({"regenerate_noise": None}, TypeError, "regenerate=None"),
         ({"noise_dtype": torch.float16}, ValueError, r"dtype=torch\.float16.*bfloat16"),

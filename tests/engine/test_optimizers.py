@@ -296,9 +296,9 @@ class TestJoined:
         with pytest.raises(ValueError, match="ScaledAdam, which scales"):
             JoinedOptimizer(sgd, ScaledAdam(second, eps_scale=0.1))
         joined = JoinedOptimizer(sgd)
-        with pytest.raises(ValueError, match="before they are joined"):
+        with pytest.raises(ValueError, match="before joining them"):
             joined.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-        with pytest.raises(ValueError, match="of 2 joined optimizers, here are 1"):
+        with pytest.raises(ValueError, match="of 2 joined optimizers, and there are 1 here"):
             joined.load_state_dict({"parts": [{}, {}]})
         with pytest.raises(ValueError, match="of no joined optimizers"):
             joined.load_state_dict(sgd.state_dict())

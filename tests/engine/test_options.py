@@ -95,9 +95,9 @@ def test_a_keyword_of_opacus_engine_says_where_it_went(old):
 
 
 def test_arguments_of_make_private_are_not_those_of_the_engine():
-    with pytest.raises(TypeError, match="no noise_multiplier=: it is an argument of make_private"):
+    with pytest.raises(TypeError, match="no noise_multiplier=: pass it to make_private"):
         PrivacyEngine(noise_multiplier=1.0)
-    with pytest.raises(TypeError, match=r"keywords only.*given to its make_private"):
+    with pytest.raises(TypeError, match=r"only the keywords.*to its make_private"):
         PrivacyEngine(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"keywords only: make_private\(module="):
         PrivacyEngine().make_private(nn.Linear(2, 2))

@@ -86,7 +86,7 @@ def test_the_parts_of_a_run_in_another_one(mode):
         private_run(net, first.optimizer, data, grad_sample_mode=mode)
     bare = first.detach()
     assert bare is net
-    with pytest.raises(ValueError, match=r"optimizer is already private.*original_optimizer"):
+    with pytest.raises(ValueError, match=r"optimizer is already the private.*original_optimizer"):
         private_run(bare, first.optimizer, data, grad_sample_mode=mode)
     second = private_run(bare, first.optimizer.original_optimizer, data, grad_sample_mode=mode)
     assert second.optimizer.original_optimizer is first.optimizer.original_optimizer
@@ -147,5 +147,5 @@ def test_accelerates_accumulation_is_an_error_and_not_a_lost_step():
                 optimizer.step()
                 optimizer.zero_grad()
 
-    with pytest.raises(RuntimeError, match=r"optimizer.step\(\) has to be called once for every"):
+    with pytest.raises(RuntimeError, match=r"Call it once for every"):
         loop()

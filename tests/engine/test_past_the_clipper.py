@@ -132,7 +132,7 @@ def test_a_second_backward_pass_is_clipped_with_the_first_or_refused(mode, how):
         private.optimizer.step()
 
     with pytest.raises(
-        RuntimeError, match=r"backward|per-example gradients for a batch|to another example"
+        RuntimeError, match=r"backward|(rows in|gradients for) a batch|to another example"
     ):
         both()
     assert private.steps_executed == 0
@@ -167,7 +167,7 @@ def test_parameters_that_the_run_does_not_know_are_not_updated(mode, when):
         first.requires_grad_(when == "unfrozen")
         loss = loss_of(private, x, y)
     before = first.detach().clone()
-    with pytest.raises(RuntimeError, match=r"no part of the run.*shape"):  # noqa: PT012
+    with pytest.raises(RuntimeError, match=r"not part of the run.*shape"):  # noqa: PT012
         loss.backward()
         if when == "written":
             first.grad = torch.ones_like(first)

@@ -195,7 +195,9 @@ def test_no_sum_on_the_grid_moves_further_than_the_pad(seed):
 
 
 def test_a_pad_of_half_of_r_is_refused_when_the_run_is_made():
-    with pytest.raises(ValueError, match=r"noise_multiplier=1e\+08 with 400 parameters: rounding"):
+    with pytest.raises(
+        ValueError, match=r"noise_multiplier=1e\+08 with 400 parameters: the noise is rounded"
+    ):
         start(np.zeros((2, SIZE)), 1e8)
     start(np.zeros((2, SIZE)), 1e8, strategy=Identity())  # nothing is kept: a finer grid
     start(np.zeros((2, SIZE)), 1e8, strategy=BLT(buffers=2, max_participations=1))  # in float64

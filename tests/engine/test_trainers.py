@@ -134,7 +134,7 @@ def test_a_loop_over_the_loader_from_before_is_refused(mode):
     model = Classifier(mode, scheme=SCHEME)
     model.train_dataloader = lambda: torch.utils.data.DataLoader(images(N), batch_size=4)
     before = flat(model)
-    told = r"be given that one, private.loader|take one from the private loader"
+    told = r"give a trainer private.loader|take a batch from the private loader"
     with pytest.raises(RuntimeError, match=told):
         Lightning(max_epochs=1).fit(model)
     assert torch.equal(flat(model), before)

@@ -152,7 +152,7 @@ def test_freezing_half_way_is_refused_before_the_release(mode, how):
     before, noise = flat(net).clone(), private.optimizer.noise.state_dict()
     parameter = net[0].weight if how == "freeze" else net[0].bias
     parameter.requires_grad_(how == "unfreeze")
-    with pytest.raises(RuntimeError, match=r"requires_grad_\((True|False)\).*make a new run"):
+    with pytest.raises(RuntimeError, match=r"requires_grad_\((True|False)\).*start a new run"):
         train(private)
     assert private.steps_executed == 1
     assert torch.equal(flat(net), before)
