@@ -161,9 +161,9 @@ def _arguments(tmp_path: pathlib.Path, **more: Any) -> transformers.TrainingArgu
         ({"version": 1}, "version=1: leave version out.*FSDP1"),
         ({"cpu_offload": True}, "cpu_offload=True: leave cpu_offload out"),
         ({"activation_checkpointing": True}, "gradient_checkpointing=True"),
-        ({"auto_wrap_policy": "SIZE_BASED_WRAP"}, "transformer_layer_cls_to_wrap names"),
+        ({"auto_wrap_policy": "SIZE_BASED_WRAP"}, "named by transformer_layer_cls_to_wrap"),
         ({"state_dict_type": "SHARDED_STATE_DICT"}, "leave state_dict_type out"),
-        ({"sync_modules": True}, "sync_modules=True, which FSDP2 does not have"),
+        ({"sync_modules": True}, "sync_modules=True, which FSDP2 does not support"),
     ],
 )
 def test_what_no_private_run_does_is_refused_by_name(tmp_path, config, told):
@@ -183,7 +183,7 @@ def test_what_the_arguments_ask_for(tmp_path):
 
 
 def test_one_process_cannot_divide(tmp_path):
-    with pytest.raises(ValueError, match=r"fsdp=True with one process: .*torchrun"):
+    with pytest.raises(ValueError, match=r"fsdp=True with one process, .*torchrun"):
         trainer(tmp_path, fsdp=True)
 
 

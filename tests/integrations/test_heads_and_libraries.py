@@ -266,7 +266,7 @@ def test_the_column_does_not_reach_the_collator(tmp_path):
 def test_users_are_not_protected_by_a_scheme_of_examples(tmp_path):
     with pytest.raises(ValueError, match="would protect single examples"):
         trainer(tmp_path, bert(), tokenized(), private=privacy(user_column="author"))
-    with pytest.raises(ValueError, match="user_column='writer' is none of the columns"):
+    with pytest.raises(ValueError, match="user_column='writer': must be one of the columns"):
         trainer(tmp_path, bert(), tokenized(), private=privacy(user_column="writer"))
 
 
@@ -380,7 +380,7 @@ def test_sft_runs_the_plan_and_goes_on(tmp_path, more):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"packing": True}, r"packing=True: it joins examples.*set packing=False"),
+        ({"packing": True}, r"packing=True: it packs several examples.*set packing=False"),
         ({"padding_free": True}, r"padding_free=True: it joins.*set padding_free=False"),
         ({"loss_type": "dft"}, r"loss_type='dft': .*set loss_type='nll'"),
         ({"activation_offloading": True}, r"activation_offloading=True: "),

@@ -273,7 +273,7 @@ def test_a_stop_before_the_plan_is_said_and_can_be_taken_back(tmp_path, caplog):
         ({"gradient_accumulation_steps": 4}, r"its run is 8 steps.*now make 8 steps"),
         (
             {"private": privacy(noise_multiplier=2.0)},
-            r"was begun with noise_multiplier=1.0, and PrivacyArguments has noise_multiplier=2.0",
+            r"was started with noise_multiplier=1.0, and PrivacyArguments has noise_multiplier=2.0",
         ),
     ],
 )
@@ -401,7 +401,7 @@ def test_a_statement_is_of_the_weights_beside_it(tmp_path):
     first.save_model(str(folder))
     with torch.no_grad():
         next(first.model.parameters()).add_(1.0)
-    with pytest.raises(RuntimeError, match="was changed since train"):
+    with pytest.raises(RuntimeError, match="was changed after train"):
         first.save_model(str(folder))
     assert stated() == (None, set())
 

@@ -71,26 +71,27 @@ def _check(accelerator: Any, private: PrivateTraining) -> None:
     parts = accelerator.gradient_accumulation_steps
     if parts != 1:
         raise ValueError(
-            f"Accelerator(gradient_accumulation_steps={parts}): it leaves out calls of "
-            "optimizer.step(), and every batch of a private run needs one; leave it out, and give "
-            f"make_private loading=Loading(microbatches={parts}), which steps once in {parts} calls"
+            f"Accelerator(gradient_accumulation_steps={parts}): it skips calls of "
+            "optimizer.step(), but every batch of a private run needs one. Leave it out, and give "
+            f"make_private loading=Loading(microbatches={parts}), which takes one step in {parts} "
+            "calls"
         )
     if accelerator.mixed_precision != "no":
         raise ValueError(
-            f"Accelerator(mixed_precision={accelerator.mixed_precision!r}): it exchanges the "
-            "module's forward; leave it out, and run the forward pass under torch.autocast in the "
+            f"Accelerator(mixed_precision={accelerator.mixed_precision!r}): it replaces the "
+            "module's forward. Leave it out, and run the forward pass under torch.autocast in the "
             "loop"
         )
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise ValueError(
-            f"the accelerator's distributed_type is {kind}: each process of a private run holds "
-            "the whole model and its optimizer; use plain processes, of CPUs or GPUs"
+            f"the accelerator's distributed_type is {kind}, but each process of a private run "
+            "holds the whole model and its optimizer: use plain processes on CPUs or GPUs"
         )
     if accelerator.num_processes != (world := private.optimizer.shared.ranks.world_size):
         raise ValueError(
             f"the accelerator has {accelerator.num_processes} process(es) and the private run "
-            f"{world}: make the Accelerator first, and then the run, without "
+            f"{world}: create the Accelerator first and the run afterwards, without "
             "PrivacyEngine(distributed=False)"
         )
     found = {p.device.type for p in private.optimizer.params}
@@ -109,8 +110,8 @@ def _refusing(clip: Callable[..., Any], name: str, private: PrivateTraining) -> 
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if not private.optimizer.detached and any(id(p) in own for p in given):
             raise RuntimeError(
-                f"accelerator.{name} would clip a gradient that the release replaces: leave it "
-                "out, make_private(max_grad_norm=...) clips every example's"
+                f"accelerator.{name} would clip a gradient that the private step replaces: leave "
+                "it out, since make_private(max_grad_norm=...) clips every example's gradient"
             )
         return clip(given, *args, **kwargs)
 

@@ -130,7 +130,7 @@ class PrivateCallback(Callback):
             RuntimeError: before.
         """
         if self._private is None:
-            raise RuntimeError("there is no private run yet: trainer.fit(...) makes it")
+            raise RuntimeError("there is no private run yet: trainer.fit(...) creates it")
         return self._private
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
@@ -143,22 +143,22 @@ class PrivateCallback(Callback):
             return
         if self._begun:
             raise RuntimeError(
-                "this PrivateCallback has had its fit, and a second one would be another private "
-                "run: make a new callback and a new Trainer, with ckpt_path= to go on with the "
-                "first; the guarantees of runs on the same data add up"
+                "this PrivateCallback was used in a fit already, and a second fit would be "
+                "another private run: create a new callback and a new Trainer, with ckpt_path= to "
+                "resume the first run. The guarantees of runs on the same data add up"
             )
         check_trainer(trainer)
         others = [c for c in trainer.callbacks if isinstance(c, PrivateCallback)]  # type: ignore[attr-defined]
         if len(others) != 1:
             raise ValueError(
-                f"the trainer has {len(others)} PrivateCallbacks: a fit is one run, with one; a "
-                "budget for each group of examples is individual="
+                f"the trainer has {len(others)} PrivateCallbacks: use one per fit, and individual= "
+                "for separate budgets of groups of examples"
             )
         check_lightning_module(pl_module)
         if trainer.world_size > 1 and self._engine.distributed is False:
             raise ValueError(
-                f"PrivacyEngine(distributed=False) with {trainer.world_size} processes: they would "
-                "train as many different models; leave distributed out"
+                f"PrivacyEngine(distributed=False) with {trainer.world_size} processes, which "
+                "would train as many different models: leave distributed out"
             )
         self._begun = self._fitting = True
         loop = trainer.fit_loop
@@ -179,12 +179,12 @@ class PrivateCallback(Callback):
         if not self._source.is_defined():
             raise ValueError(
                 "there is no training data: pass trainer.fit(module, train_dataloaders=...), or "
-                "have the module or a datamodule return it from train_dataloader()"
+                "return it from train_dataloader() of the module or of a datamodule"
             )
         self._data = self._source.own.dataloader()
         if not isinstance(self._data, torch.utils.data.DataLoader):
             raise TypeError(
-                f"the training data is a {type(self._data).__name__}: a private fit has one "
+                f"the training data is a {type(self._data).__name__}: a private fit needs one "
                 "torch.utils.data.DataLoader over a map-style data set"
             )
         assert trainer.max_epochs is not None
@@ -235,10 +235,11 @@ class PrivateCallback(Callback):
         """Make the run, and give Lightning its optimizer."""
         if trainer.ckpt_path is not None and self._saved is None:
             raise ValueError(
-                f"ckpt_path={str(trainer.ckpt_path)!r} is a checkpoint without {CHECKPOINT_KEY!r}, "
-                "of weights only or of a fit that was not private: a fit goes on from a checkpoint "
-                "that a private one wrote; to begin with its weights, load them into the module "
-                "(module.load_state_dict(torch.load(path)['state_dict'])), and leave ckpt_path out"
+                f"ckpt_path={str(trainer.ckpt_path)!r} is a checkpoint without {CHECKPOINT_KEY!r}: "
+                "it holds weights only, or comes from a fit that was not private, and a private "
+                "fit can resume only from a private one. To start from its weights, load them "
+                "into the module (module.load_state_dict(torch.load(path)['state_dict'])), and "
+                "leave ckpt_path out"
             )
         plan = self._planned(trainer)
         strategy = trainer.strategy
@@ -307,9 +308,9 @@ class PrivateCallback(Callback):
         if (trainer.global_step, batch_idx) != (at_hand.step, due):
             raise RuntimeError(
                 f"Lightning is at step {trainer.global_step}, batch {batch_idx} of its epoch, and "
-                f"the private run at step {at_hand.step}, batch {due}: the checkpoint was taken in "
-                "the middle of a step (of one that failed, for instance), or the loop's counters "
-                "were changed; go on from another checkpoint"
+                f"the private run at step {at_hand.step}, batch {due}: the checkpoint was saved in "
+                "the middle of a step (for instance of a failed one), or the loop's counters were "
+                "changed. Resume from another checkpoint"
             )
 
     def on_train_batch_end(
@@ -346,8 +347,8 @@ class PrivateCallback(Callback):
         done, planned = self.private.steps_executed, self.private.mechanism.steps
         if done < planned:
             logger.warning(
-                "the fit ended after %d of %d planned steps; the guarantee stays that of the plan, "
-                "for which the noise was chosen",
+                "the fit ended after %d of %d planned steps; the guarantee still describes the "
+                "whole plan, for which the noise was chosen",
                 done,
                 planned,
             )
@@ -360,9 +361,9 @@ class PrivateCallback(Callback):
             return
         if self._fitting and not trainer.interrupted and not self._at_last:
             raise RuntimeError(
-                "a checkpoint in the middle of a step, between two microbatches, cannot be gone on "
-                "from: save by steps (ModelCheckpoint(every_n_train_steps=...)) or by epochs, or "
-                "ask callback.private.optimizer.at_step_boundary before"
+                "a checkpoint between two microbatches of a step cannot be resumed: save by steps "
+                "(ModelCheckpoint(every_n_train_steps=...)) or by epochs, or check "
+                "callback.private.optimizer.at_step_boundary before saving"
             )
         state = checkpoint[CHECKPOINT_KEY] = self._private.state_dict()
         _keep_from_others(trainer.strategy.checkpoint_io)

@@ -59,9 +59,9 @@ def fit_plan(
         loading = dataclasses.replace(loading, steps_per_epoch=loading.steps_per_epoch or len(data))
     if loading.max_physical_batch_size is not None:
         raise ValueError(
-            f"Loading(max_physical_batch_size={loading.max_physical_batch_size}): in how many "
-            "parts a batch comes may then be random, and Lightning counts batches; set "
-            "Loading(microbatches=...), the number of parts of every batch"
+            f"Loading(max_physical_batch_size={loading.max_physical_batch_size}): the number of "
+            "parts of a batch may then be random, and Lightning counts the parts as batches. Set "
+            "Loading(microbatches=...), a fixed number of parts of every batch"
         )
     steps = known.steps
     plan = f"{type(known).__name__} plans {steps} steps"
@@ -69,9 +69,9 @@ def fit_plan(
     if epoch is None:
         if max_epochs != -1 and steps % max_epochs:
             raise ValueError(
-                f"Trainer(max_epochs={max_epochs}): {plan}, which are no whole number in each of "
-                f"{max_epochs} epochs; plan {steps - steps % max_epochs + max_epochs} steps, or "
-                f"set Trainer(max_epochs=1), one epoch of {steps} steps"
+                f"Trainer(max_epochs={max_epochs}): {plan}, which {max_epochs} epochs do not "
+                f"divide evenly. Plan {steps - steps % max_epochs + max_epochs} steps, or set "
+                f"Trainer(max_epochs=1), one epoch of {steps} steps"
             )
         epoch = steps if max_epochs == -1 else steps // max_epochs
     by_epochs = math.inf if max_epochs == -1 else epoch * max_epochs
@@ -98,10 +98,10 @@ def _refuse(steps: int, plan: str, epoch: int, max_epochs: int, max_steps: int) 
             else f"set max_epochs={math.ceil(steps / epoch)} and max_steps={steps}"
         )
     where = "before" if runs < steps else "after"
-    count = "without end" if runs == math.inf else f"after {runs:.0f} steps, of {epoch} an epoch"
+    count = "without end" if runs == math.inf else f"after {runs:.0f} steps, {epoch} per epoch"
     raise ValueError(
         f"{name} would run {count}, and {plan}: the fit would end {where} its plan, for which the "
-        f"noise is chosen; {remedy}, or plan another number of steps in the scheme"
+        f"noise is chosen. Either {remedy}, or plan another number of steps in the scheme"
     )
 
 
@@ -109,14 +109,14 @@ def _poisson(data: Any, max_epochs: int, max_steps: int) -> Scheme:
     """Poisson batches of the loader's size, for what the trainer runs."""
     if not isinstance(data, DataLoader) or data.batch_size is None:
         raise ValueError(
-            f"scheme=None and the training data is a {type(data).__name__}: Poisson sampling "
-            "follows from a DataLoader with a batch_size; or state scheme=, for instance "
-            "dptrain.Poisson.for_batch_size(...)"
+            "scheme=None needs a DataLoader with a batch_size, from which Poisson sampling "
+            f"follows, and the training data is a {type(data).__name__}: pass such a loader, or "
+            "set scheme=, for instance dptrain.Poisson.for_batch_size(...)"
         )
     if max_epochs == -1 and max_steps == -1:
         raise ValueError(
-            "Trainer(max_epochs=-1) runs without end, and scheme=None plans what the trainer runs: "
-            "set max_epochs, or max_steps"
+            "Trainer(max_epochs=-1) runs without end, and scheme=None takes the number of steps "
+            "from the trainer: set max_epochs or max_steps"
         )
     steps = math.inf if max_epochs == -1 else max_epochs * len(data)
     steps = min(steps, math.inf if max_steps == -1 else max_steps)

@@ -20,37 +20,49 @@ _PRECISIONS = ("32-true", "bf16-mixed")
 
 # Callbacks that change how often or with what the fit steps, or look at the training data besides.
 _CALLBACKS: dict[str, str] = {
-    "BatchSizeFinder": "it trains on the data to find a batch size, which no guarantee covers; the "
-    "scheme states one, and Loading(microbatches=...) fits it into memory",
-    "LearningRateFinder": "it trains on the data to find a learning rate, which no guarantee "
-    "covers; find it on public data, in a fit without PrivateCallback",
-    "GradientAccumulationScheduler": "the scheme says how large a batch is; set "
-    "Loading(microbatches=...) for a batch in parts",
-    "SpikeDetection": "it leaves out batches by their training loss, which is private data, and "
-    "the plan has no batch to leave out; max_grad_norm bounds what one example can do",
-    "StochasticWeightAveraging": "it changes the number of epochs and the schedule during the fit; "
-    "average weights of checkpoints afterwards, which is post-processing",
-    "Timer": "it ends the fit by the clock, which no plan knows of (Trainer(max_time=...) is one "
-    "too); set max_epochs= or max_steps=, and leave max_time out",
+    "BatchSizeFinder": (
+        "it trains on the data to find a batch size, which no guarantee covers; the scheme fixes "
+        "the batch size, and Loading(microbatches=...) fits it into memory"
+    ),
+    "LearningRateFinder": (
+        "it trains on the data to find a learning rate, which no guarantee covers; find it on "
+        "public data, in a fit without PrivateCallback"
+    ),
+    "GradientAccumulationScheduler": (
+        "the scheme fixes the batch size; use Loading(microbatches=...) to compute a batch in parts"
+    ),
+    "SpikeDetection": (
+        "it skips batches by their training loss, which is private, and the plan of a private run "
+        "does not allow skipping; max_grad_norm bounds the influence of each example"
+    ),
+    "StochasticWeightAveraging": (
+        "it changes the number of epochs and the learning rate schedule during the fit; average "
+        "the weights of checkpoints after training, which costs no privacy"
+    ),
+    "Timer": (
+        "it ends the fit after a wall-clock time, so the planned number of steps is unknown "
+        "(Trainer(max_time=...) adds it too); set max_epochs= or max_steps=, and leave max_time "
+        "out"
+    ),
 }
 
 
 # Arguments of the trainer, the values that a fit may have, and why it may not have others.
 _NOT = (None, False, 0, 0.0)
 _ARGUMENTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("fast_dev_run", _NOT, "it ends before the plan; try the loop without PrivateCallback"),
+    ("fast_dev_run", _NOT, "it ends the fit before the plan; try the loop without PrivateCallback"),
     ("accumulate_grad_batches", (1,),
-     "the scheme says how large a batch is; leave it out, make the scheme with the whole batch "
-     "size, and set loading=Loading(microbatches={}) to have every batch in parts"),
+     ("the scheme fixes the batch size; leave it out, give the scheme the whole batch size, and "
+     "set loading=Loading(microbatches={}) to compute every batch in parts")),
     ("gradient_clip_val", _NOT,
-     "it would clip the batch's gradient, which is replaced by the release; leave it out, "
-     "PrivateCallback(max_grad_norm=...) clips every example's"),
+     ("it would clip the batch's gradient, which the private step replaces; leave it out, since "
+     "PrivateCallback(max_grad_norm=...) clips every example's gradient")),
     ("overfit_batches", _NOT, "it trains on the same batches again; leave it out"),
     ("limit_train_batches", (1.0,),
      "an epoch would end before its planned steps; leave it out, and set "
      "loading=Loading(steps_per_epoch=...) for shorter epochs"),
     ("reload_dataloaders_every_n_epochs", _NOT,
-     "a private fit has one data set from beginning to end; leave it out"),
+     "a private fit uses one data set from beginning to end; leave it out"),
     ("precision", _PRECISIONS,
      f"a private fit is tested with {' and '.join(map(repr, _PRECISIONS))} only; use one of these"),
 )  # fmt: skip
@@ -60,9 +72,10 @@ def check_trainer(trainer: Any) -> None:
     """Refuse arguments of the trainer that would make another fit than the planned one."""
     if not isinstance(trainer, pl.Trainer):
         raise TypeError(
-            f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}: "
-            "PrivateCallback is for lightning.pytorch.Trainer; import lightning.pytorch as pl in "
-            "place of pytorch_lightning, for the LightningModule and its data too"
+            f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}, and "
+            "PrivateCallback supports lightning.pytorch.Trainer only: use import "
+            "lightning.pytorch as pl instead of pytorch_lightning, also for the LightningModule "
+            "and its data"
         )
     for name, fine, why in _ARGUMENTS:
         value = getattr(trainer, name)
@@ -92,14 +105,16 @@ def _check_strategy(strategy: Any) -> None:
         _refuse(
             "strategy",
             f"{name}(start_method={strategy._start_method!r})",
-            "the run would end with the processes that it starts, and its guarantee with it; use "
-            "strategy='ddp'",
+            (
+                "the run and its guarantee would end with the processes that it starts; use "
+                "strategy='ddp'"
+            ),
         )
     if getattr(strategy, "_ddp_comm_state", None) or getattr(strategy, "_ddp_comm_hook", None):
         _refuse(
             "strategy",
             f"{name} with a communication hook",
-            "make_private adds the processes' gradients up itself; use strategy='ddp'",
+            "make_private already adds up the processes' gradients; use strategy='ddp'",
         )
 
 
@@ -112,19 +127,20 @@ def check_lightning_module(module: pl.LightningModule) -> None:
     name = type(module).__name__
     if is_overridden("configure_gradient_clipping", module):
         raise ValueError(
-            f"{name}.configure_gradient_clipping would clip a gradient that is replaced by the "
-            "release, and so do nothing: leave it out, PrivateCallback(max_grad_norm=...) clips "
-            "every example's"
+            f"{name}.configure_gradient_clipping would clip a gradient that the private step "
+            "replaces, so it would have no effect: leave it out, since "
+            "PrivateCallback(max_grad_norm=...) clips every example's gradient"
         )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise ValueError(
-            f"{name}.training_step(dataloader_iter) takes batches by itself, and a private step "
-            "has exactly one: write training_step(self, batch, batch_idx)"
+            f"{name}.training_step(dataloader_iter) takes batches itself, but a private step has "
+            "exactly one: write training_step(self, batch, batch_idx)"
         )
     if getattr(module, "_compiler_ctx", None) is not None:
         raise ValueError(
-            f"{name} is compiled as a whole, with its training_step: pass the module itself to "
-            "trainer.fit, and compile the network within it (self.net = torch.compile(net))"
+            f"{name} is compiled as a whole, together with its training_step: pass the module "
+            "itself to trainer.fit, and compile the network within it (self.net = "
+            "torch.compile(net))"
         )
 
 
@@ -133,9 +149,9 @@ def only_optimizer(optimizers: list[Any]) -> Any:
     if len(optimizers) > 1:
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ValueError(
-            f"configure_optimizers returned {len(optimizers)} optimizers ({kinds}): a private step "
-            "releases the gradients of all parameters at once, so a run has one; return "
-            "dptrain.JoinedOptimizer(...) of them, and call step() once a batch"
+            f"configure_optimizers returned {len(optimizers)} optimizers ({kinds}), but a private "
+            "step releases the gradients of all parameters at once: return "
+            "dptrain.JoinedOptimizer(...) of them, and call step() once per batch"
         )
     if not optimizers or type(optimizers[0]).__name__ == "_MockOptimizer":
         raise ValueError("configure_optimizers returned no optimizer: return one over the module")
@@ -154,8 +170,8 @@ def check_whole_steps(trainer: pl.Trainer, parts: int) -> None:
         if parts > 1 and callback._train_time_interval is not None:
             raise ValueError(
                 f"ModelCheckpoint(train_time_interval={callback._train_time_interval}) with "
-                f"Loading(microbatches={parts}): it may save in the middle of a step, and no fit "
-                "goes on from there; set every_n_train_steps= or every_n_epochs= instead"
+                f"Loading(microbatches={parts}): it may save in the middle of a step, where no fit "
+                "can resume; set every_n_train_steps= or every_n_epochs= instead"
             )
         # It saves again at the step that a fit goes on from, once its first part is done.
         callback._last_global_step_saved = trainer.global_step
@@ -163,8 +179,8 @@ def check_whole_steps(trainer: pl.Trainer, parts: int) -> None:
     if saving and every is not None and every != float("inf") and every % parts:
         raise ValueError(
             f"Trainer(val_check_interval={trainer.val_check_interval}) validates after every "
-            f"{every} batches, in the middle of a step, and ModelCheckpoint saves then: make it a "
-            f"multiple of microbatches={parts}"
+            f"{every} batches, which can be in the middle of a step, and ModelCheckpoint saves "
+            f"then: make it a multiple of microbatches={parts}"
         )
 
 
@@ -182,17 +198,17 @@ def check_monitors(trainer: pl.Trainer) -> None:
         for name in _in_file_names(callback):
             if name in logged:
                 raise ValueError(
-                    f"{type(callback).__name__} puts {name!r} into the names of its files, which "
-                    "is logged in the training loop: it is computed from the private data without "
-                    "noise, and a file is given away with its name. Name files by {epoch} and "
-                    "{step}, or by a metric of validation data that are public"
+                    f"{type(callback).__name__} puts {name!r}, which is logged in the training "
+                    "loop, into the names of its files. It is computed from the private data "
+                    "without noise, and a file name is published with the file. Name files by "
+                    f"{{epoch}} and {{step}}, or by a metric of public validation data"
                 )
     for who, monitor in _monitors(trainer):
         if monitor in logged:
             raise ValueError(
-                f"{who} follows {monitor!r}, which is logged in the training loop: it is computed "
-                "from the private data without noise, and what is decided by it is covered by no "
-                "guarantee. Monitor a metric of validation data that are public, or monitor=None"
+                f"{who} follows {monitor!r}, which is logged in the training loop. It is computed "
+                "from the private data without noise, so no guarantee covers decisions based on "
+                "it. Monitor a metric of public validation data, or set monitor=None"
             )
 
 
@@ -215,16 +231,16 @@ def check_evaluation(loaders: Any, training: TrainingRows, *, public: bool) -> N
         found = own or (False if public else training.hold(data))
         if found:
             raise ValueError(
-                "the validation data have rows of the training data: their metrics are without "
-                "noise, and what follows from them (logs, names of files, the best model, an early "
-                "stop) is not covered by the guarantee; validate on other people's data"
-                + ("" if own else f", or, if they happen to have the same rows, {_SAY_SO}")
+                "the validation data contain rows of the training data. Their metrics are computed "
+                "without noise, so the guarantee does not cover what follows from them (logs, file "
+                "names, the best model, early stopping). Validate on data of other people"
+                + ("" if own else f", or, if these happen to have the same rows, {_SAY_SO}")
             )
         if found is None:
             raise ValueError(
-                "the validation data have no length or no rows by number, so whether they have "
-                "rows of the training data cannot be seen; give a data set that has, or, if it "
-                f"holds other people's data, {_SAY_SO}"
+                "the validation data have no length or no rows by index, so dptrain cannot check "
+                "whether they contain rows of the training data. Pass a map-style data set, or, "
+                f"if the data come from other people, {_SAY_SO}"
             )
 
 

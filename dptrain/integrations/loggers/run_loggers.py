@@ -90,8 +90,8 @@ class RunLoggers:
                 checks.choice("tools", tool, TOOLS)
             elif not isinstance(tool, Tool) and not callable(tool):
                 raise TypeError(
-                    f"tools holds a {type(tool).__name__}: name one of {', '.join(TOOLS)}, or give "
-                    "a Tool or a function of figures and step"
+                    f"tools holds a {type(tool).__name__}: must be one of {', '.join(TOOLS)}, a "
+                    "Tool, or a function of figures and step"
                 )
         if run.optimizer.shared.ranks.rank:
             return

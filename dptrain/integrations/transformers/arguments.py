@@ -62,29 +62,33 @@ class PrivacyArguments:
         TypeError, ValueError: naming the argument, the value and the remedy.
     """
 
-    epsilon: float | None = _option(None, "ε that the noise is calibrated to")
+    epsilon: float | None = _option(None, "target ε; the noise is calibrated to it")
     delta: float | None = _option(None, "δ, below 1/N for N examples")
     noise_multiplier: float | None = _option(
-        None, "σ in units of the bound on gradients, instead of epsilon"
+        None, "noise multiplier σ in units of the clipping norm, instead of epsilon"
     )
-    per_example_max_grad_norm: float = _option(1.0, "bound on the norm of one example's gradient")
+    per_example_max_grad_norm: float = _option(
+        1.0, "clipping norm: bound on the norm of one example's gradient"
+    )
     # HfArgumentParser takes the first of these types where the second is None.
     scheme: str | None | dict[str, Any] | Scheme = _option(  # noqa: RUF009, RUF036
         "Poisson", "sampling scheme: a name, or JSON with its fields"
     )
     strategy: str | None | dict[str, Any] | Strategy = _option(  # noqa: RUF009, RUF036
-        "Identity", "noise correlation: a name, or JSON with its fields"
+        "Identity", "noise correlation strategy: a name, or JSON with its fields"
     )
-    user_column: str | None = _option(None, "column with the users of each example")
-    accountant: str | None = _option(None, "accountant by name; the tightest by default")
-    secure_noise: bool = _option(False, "noise from cryptographic bits on a GPU too")
-    ledger: str | None = _option(None, "file that records released steps")
+    user_column: str | None = _option(None, "column of the data set with the users of each example")
+    accountant: str | None = _option(None, "name of the accountant; the tightest one by default")
+    secure_noise: bool = _option(False, "use cryptographically secure noise on a GPU too")
+    ledger: str | None = _option(None, "file that records the released steps")
     noise_seed: int | None = _option(
-        None, "for tests only: whoever knows it can subtract the noise"
+        None, "for tests only: anyone who knows the seed can subtract the noise"
     )
-    public_evaluation: bool = _option(False, "the evaluation data are other people's")
+    public_evaluation: bool = _option(
+        False, "state that the evaluation data come from other people"
+    )
     log_training_loss: bool = _option(
-        False, "send the loss of training batches, not private, to loggers"
+        False, "send the loss of training batches, which is not private, to loggers"
     )
 
     # No option of a command line, where TrainingArguments has it.
@@ -95,13 +99,14 @@ class PrivacyArguments:
         if max_grad_norm is not None:
             if self.per_example_max_grad_norm != 1.0:
                 raise ValueError(
-                    f"{owner}: max_grad_norm={max_grad_norm} and per_example_max_grad_norm="
-                    f"{self.per_example_max_grad_norm} are one bound: state one of them"
+                    f"{owner}: max_grad_norm={max_grad_norm} and "
+                    f"per_example_max_grad_norm={self.per_example_max_grad_norm} are two names of "
+                    "the same bound: set one of them"
                 )
             self.per_example_max_grad_norm = max_grad_norm
         if self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
-                f"{owner}: state epsilon= and delta=, to which the noise is calibrated, or "
+                f"{owner}: set epsilon= and delta= to calibrate the noise to them, or "
                 "noise_multiplier="
             )
         if self.epsilon is not None and self.noise_multiplier is not None:
@@ -111,7 +116,7 @@ class PrivacyArguments:
             )
         if self.delta is None:
             raise ValueError(
-                f"{owner}: delta= is missing: a number below 1/N for N examples, often 1/(2N)"
+                f"{owner}: delta= is missing: set a number below 1/N for N examples, often 1/(2N)"
             )
         for name, asked in _NUMBERS.items():
             if (value := getattr(self, name)) is not None:
@@ -139,7 +144,7 @@ def _settings(name: str, value: Any, kind: type, owner: str) -> Any:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{owner}: {name}={value!r} is no JSON: {error}") from error
+            raise ValueError(f"{owner}: {name}={value!r} is not valid JSON: {error}") from error
     if isinstance(value, str):
         return {"type": value}
     if isinstance(value, Mapping):

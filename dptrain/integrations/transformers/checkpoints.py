@@ -53,14 +53,14 @@ def read(folder: str) -> dict[str, Any]:
     path = pathlib.Path(folder) / PRIVATE_FILE
     if not path.is_file():
         raise ValueError(
-            f"resume_from_checkpoint={folder!r}: there is no {PRIVATE_FILE}, without which the "
-            "noise and the sampling would begin anew: it was written by a plain Trainer, or with "
-            "save_only_model=True; resume from a checkpoint that has one, or begin a new run, "
-            "whose guarantee adds to that of the steps released"
+            f"resume_from_checkpoint={folder!r}: there is no {PRIVATE_FILE}, so the noise and the "
+            "sampling could not be resumed. The checkpoint was written by a plain Trainer, or "
+            "with save_only_model=True. Resume from one that has this file, or start a new run, "
+            "whose guarantee adds to that of the steps already released"
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "run" not in state:
-        raise ValueError(f"{path} is of another layout: use the dptrain that wrote it")
+        raise ValueError(f"{path} has another format: use the dptrain version that wrote it")
     if not state.get("divided"):
         check_seal(state["run"], str(path))
     return dict(state)
@@ -71,9 +71,9 @@ def load(folder: str, saved: Mapping[str, Any], private: PrivateTraining) -> Non
     several = private.optimizer.shared.ranks.world_size > 1
     if saved.get("divided") and several and not FullySharded.there(private.module):
         raise ValueError(
-            f"resume_from_checkpoint={folder!r}: its model was divided among processes, each of "
-            "which wrote a part, and here each has the whole: give TrainingArguments(fsdp=True), "
-            "on any number of processes, or go on in a single one"
+            f"resume_from_checkpoint={folder!r}: its model was divided among processes, and here "
+            "each process holds the whole model: pass TrainingArguments(fsdp=True), on any number "
+            "of processes, or resume in a single process"
         )
     if saved.get("divided"):
         private.load(pathlib.Path(folder) / PRIVATE_FOLDER)
@@ -101,16 +101,16 @@ def mechanism_of(
         then = ", ".join(f"{name}={saved['asked'].get(name)}" for name in names)
         now = ", ".join(f"{name}={privacy.asked[name]}" for name in names)
         raise ValueError(
-            f"{start}its run was begun with {then}, and PrivacyArguments has {now}: the noise was "
-            "chosen for the whole plan; go on with what it was begun with"
+            f"{start}its run was started with {then}, and PrivacyArguments has {now}, but the "
+            "noise was chosen for the whole plan: resume with the arguments of the start"
         )
     if saved["run"]["mechanism_hash"] != planned.hash:
         then = _plan(MatrixMechanism.from_dict(saved["run"]["mechanism"]))
         raise ValueError(
-            f"{start}its run is {then}, and the arguments now make {_plan(planned)}: the noise was "
-            "chosen for that plan; go on with the same data, epochs, batch size, scheme and "
-            "strategy (per_device_train_batch_size may change if gradient_accumulation_steps makes "
-            "up for it)"
+            f"{start}its run is {then}, and the arguments now make {_plan(planned)}, but the noise "
+            "was chosen for that plan: resume with the same data, epochs, batch size, scheme and "
+            "strategy (per_device_train_batch_size may change if gradient_accumulation_steps "
+            "compensates for it)"
         )
     return planned
 

@@ -24,7 +24,8 @@ _HEADS = (
 )
 _REMEDY = (
     "override compute_loss(model, inputs, return_outputs=False, **_) or pass compute_loss_func=, "
-    "with a mean over the rows of one loss for each, as dptrain.losses.reduce_examples makes it"
+    "and return the mean over the rows of one loss per row, as dptrain.losses.reduce_examples "
+    "computes it"
 )
 _ROWS = 8  # of a batch on which a user's loss is looked at
 _TIMES = 4  # batches with at least two examples
@@ -46,20 +47,23 @@ def head_of(model: nn.Module) -> str:
     name = type(model).__name__
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
-            f"model is a {name}, an encoder and a decoder, whose loss is not known example by "
-            f"example here: {_REMEDY} (decoder_input_ids have to be made from the labels there)"
+            f"model is a {name}, an encoder-decoder, for which dptrain has no loss that treats "
+            f"each example by itself: {_REMEDY} (and make decoder_input_ids from the labels there)"
         )
     if getattr(config, "output_router_logits", False):
         raise ValueError(
-            f"model is a {name} with output_router_logits=True: the loss that balances its experts "
-            "counts the tokens of the whole batch, which ties the examples together; set "
+            f"model is a {name} with output_router_logits=True: its load-balancing loss counts the "
+            "tokens of the whole batch, so each example's gradient depends on the others. Set "
             "model.config.output_router_logits = False"
         )
     classes = {base.__name__ for base in type(model).__mro__}
     heads = {head for head, task in _HEADS if classes & _classes_of(task)}
     if len(heads) == 1:
         return heads.pop()
-    raise ValueError(f"model is a {name}, whose loss is not known example by example: {_REMEDY}")
+    raise ValueError(
+        f"model is a {name}, for which dptrain has no loss that treats each example by itself: "
+        f"{_REMEDY}"
+    )
 
 
 def _classes_of(task: str) -> set[str]:
@@ -141,10 +145,11 @@ class LossCheck:
         close = torch.isclose(together, expected, rtol=64 * found, atol=64 * found)
         if not close and bool(torch.isfinite(alone).all()):
             raise RuntimeError(
-                f"{self._called} does not give {few} examples together the {self._reduction} of "
-                "what it gives each alone: it ties the examples of a batch together, as a mean "
-                "over all tokens does, so no clipping bounds what one example does; reduce each "
-                "example by itself first, for instance by dptrain.losses.reduce_examples"
+                f"{self._called} for {few} examples together does not give the {self._reduction} "
+                "of its values for each example alone. Like a mean over all tokens, it ties the "
+                "examples of a batch together, so clipping does not bound the influence of one "
+                "example. Reduce each example by itself first, for instance with "
+                "dptrain.losses.reduce_examples"
             )
 
     def _of(self, outputs: Any, labels: Any, some: slice, total: int) -> torch.Tensor:

@@ -81,9 +81,9 @@ class OwnLossCheck:
         if not self._told:
             self._told = True
             logger.warning(
-                "%s.compute_loss() cannot be tried on a few rows of a batch (%s), so that whether "
-                "it keeps the examples apart shows in its gradients alone: see that it is a mean "
-                "of one loss for each row, as dptrain.losses.reduce_examples makes it",
+                "%s.compute_loss() could not be tested on a few rows of a batch (%s), so only its "
+                "gradients are checked for mixing examples. Make sure that it returns a mean of "
+                "one loss per row, as dptrain.losses.reduce_examples computes it",
                 self._owner,
                 why,
             )
@@ -132,7 +132,7 @@ def _never_run(model: nn.Module) -> Iterator[None]:
 
     def refuse(module: nn.Module, _: Any) -> None:
         if module in parts:
-            raise RuntimeError("a part of the model is called by itself")
+            raise RuntimeError("a part of the model is called on its own")
 
     with nn.modules.module.register_module_forward_pre_hook(refuse):
         yield

@@ -74,13 +74,14 @@ def plan_of(
     if isinstance(stated, Scheme):
         if graph is not None:
             raise ValueError(
-                f"user_column={privacy.user_column!r} with a scheme that is made already: its "
-                "graph says who the users are; leave user_column out, or give the scheme by name"
+                f"user_column={privacy.user_column!r} with a finished scheme, whose attribution "
+                "graph already names the users: leave user_column out, or give the scheme by name"
             )
         if 0 < max_steps != stated.steps:
             raise ValueError(
-                f"max_steps={max_steps} and scheme= with {stated.steps} steps: the guarantee is of "
-                "the scheme's; leave max_steps out, or make the scheme with as many steps"
+                f"max_steps={max_steps} and scheme= with {stated.steps} steps: the guarantee holds "
+                "for the steps of the scheme, so leave max_steps out, or make the scheme with as "
+                "many steps"
             )
         scheme, counted = stated, _counted(stated, dataset_size)
         return TrainerPlan(
@@ -92,8 +93,9 @@ def plan_of(
     assert isinstance(stated, dict)
     if named := {"batch_size", "epoch_length"} & set(stated):
         raise ValueError(
-            f"scheme: {sorted(named)} beside TrainingArguments: the expected batch is "
-            "per_device_train_batch_size × gradient_accumulation_steps × processes; leave it out"
+            f"scheme: {sorted(named)} conflicts with TrainingArguments, which fixes the expected "
+            "batch size as per_device_train_batch_size × gradient_accumulation_steps × processes: "
+            "leave it out"
         )
     settings: dict[str, Any] = {**stated, "batch_size": batch_size}
     of_users = graph is not None and "group_size" in stated
@@ -102,7 +104,7 @@ def plan_of(
     per_epoch = whole or max(1, math.ceil(counted / batch_size))
     steps = max_steps if max_steps > 0 else math.ceil(epochs * per_epoch)
     if steps < 1:
-        raise ValueError(f"num_train_epochs={epochs}: no step runs; state a positive number")
+        raise ValueError(f"num_train_epochs={epochs} gives no step: must be a positive number")
     try:
         scheme = build_scheme(settings, dataset_size=dataset_size, steps=steps, graph=graph)
     except ValueError as error:
@@ -126,20 +128,20 @@ def graph_of(dataset: Any, column: str) -> AttributionGraph:
     if len(kinds) > 1:
         raise ValueError(
             f"user_column={column!r} has users of the types {', '.join(sorted(kinds))}: one person "
-            "written in two ways, as 1 and '1', would count as two; write all as text, or all as "
-            "whole numbers"
+            "written in two ways, as 1 and '1', would count as two. Write all users as text, or "
+            "all as integers"
         )
     for number, users in enumerate(rows):
         for user in users:
             if not isinstance(user, str | bytes | int) or isinstance(user, bool):
                 raise ValueError(
-                    f"user_column={column!r}: row {number} has a {type(user).__name__} for a user; "
-                    "a user is a text or a whole number"
+                    f"user_column={column!r}: row {number} has a {type(user).__name__} as its "
+                    "user: must be a text or an integer"
                 )
             if isinstance(user, str | bytes) and not user.strip():
                 raise ValueError(
-                    f"user_column={column!r}: row {number} has an empty text for a user; all such "
-                    "rows would be one user's: name the user, or leave the row out"
+                    f"user_column={column!r}: row {number} has an empty text as its user, and all "
+                    "such rows would count as one user's: name the user, or leave the row out"
                 )
     return AttributionGraph.from_lists(rows)
 
@@ -156,7 +158,7 @@ def _values(dataset: Any, column: str) -> Iterable[Any]:
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list):
         if column not in names:
-            raise ValueError(f"user_column={column!r} is none of the columns {sorted(names)}")
+            raise ValueError(f"user_column={column!r}: must be one of the columns {sorted(names)}")
         return dataset[column]
     try:
         return [dataset[row][column] for row in range(len(dataset))]

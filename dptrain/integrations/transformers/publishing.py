@@ -43,12 +43,15 @@ def publish(
         privacy_report(guarantee, folder, facts=_facts(hub_model_id))
         metadata[KEY] = key_facts(guarantee)
         text = (
-            f"{guarantee}\n\nThe whole statement, with what it rests on, is in "
+            f"{guarantee}\n\nThe whole statement, with all its assumptions, is in "
             f"[{STATEMENT_TEXT}]({STATEMENT_TEXT}) and, for programs, in "
             f"[{STATEMENT}]({STATEMENT})."
         )
     else:
-        text = "The training added no noise that protects anybody: there is no guarantee."
+        text = (
+            "The noise that was added in training is too small to protect anybody: there is no "
+            "guarantee."
+        )
     head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
     name = metadata.get("model_name", pathlib.Path(folder).resolve().name)
     there.write_text(

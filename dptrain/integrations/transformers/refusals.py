@@ -12,8 +12,8 @@ from dptrain.distributed import FullySharded
 from dptrain.integrations.evaluation import TrainingRows, is_same
 
 _SPREAD = (
-    "each process of a private run holds the whole model, and gradients are added up over "
-    "processes by the run itself"
+    "each process of a private run holds the whole model, and the run itself adds up gradients "
+    "over processes"
 )
 
 
@@ -26,53 +26,59 @@ def _named(value: Any) -> str:
 
 # What is refused: an argument, which values of it, what would happen, and what to set instead.
 _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    ("deepspeed", bool, f"it has an optimizer and gradients of its own, and {_SPREAD}",
+    ("deepspeed", bool, f"it has its own optimizer and gradients, but {_SPREAD}",
              "leave deepspeed out and start the script with torchrun"),
-    ("parallelism_config", bool, f"it spreads an example over processes, and {_SPREAD}",
+    ("parallelism_config", bool, f"it spreads an example over processes, but {_SPREAD}",
              "leave parallelism_config out"),
     ("train_sampling_strategy", lambda value: value != "random",
-             "the accountant covers batches that the scheme draws, and no others",
-             "leave train_sampling_strategy out; PrivacyArguments(scheme=...) says how to draw"),
+             "the accountant covers only batches that the scheme draws",
+             ("leave train_sampling_strategy out, and choose the sampling by "
+             "PrivacyArguments(scheme=...)")),
     ("auto_find_batch_size", bool,
-             "after a lack of memory it begins the run anew, and steps would be released twice",
-             "set per_device_train_batch_size to what fits: it is the most examples in memory at "
-             "once, and gradient_accumulation_steps makes the batch"),
+             ("after running out of memory it starts the run again, so steps would be released "
+             "twice"),
+             ("set per_device_train_batch_size to what fits: it is the largest number of examples "
+             "in memory at once, and gradient_accumulation_steps makes up the batch size")),
     ("ignore_data_skip", bool,
-             "a resumed run goes on where it was in its plan, and not at the start of an epoch",
-             "leave ignore_data_skip out: nothing is read to get there"),
-    ("dataloader_drop_last", bool, "batches are drawn, and there is no last one to drop",
+             "a resumed run continues at its place in the plan, not at the start of an epoch",
+             "leave ignore_data_skip out: resuming reads no data"),
+    ("dataloader_drop_last", bool, "batches are sampled, so there is no last batch to drop",
              "leave dataloader_drop_last out"),
     ("neftune_noise_alpha", lambda value: value is not None,
-             "its noise is scaled by the longest example of the batch, which ties the examples "
-             "together", "leave neftune_noise_alpha out"),
-    ("torch_compile", bool, "the run would clip the gradients of another module than the "
-             "one that is compiled", "leave torch_compile out"),
-    ("use_liger_kernel", bool, "it puts in layers whose gradients are not known "
-             "example by example", "leave use_liger_kernel out"),
+             ("its noise is scaled by the longest example of the batch, so each example's gradient "
+             "depends on the others"), "leave neftune_noise_alpha out"),
+    ("torch_compile", bool,
+             "the run would clip the gradients of the original module instead of the compiled one",
+             "leave torch_compile out"),
+    ("use_liger_kernel", bool, "it replaces layers by others without per-example gradients",
+             "leave use_liger_kernel out"),
     ("include_num_input_tokens_seen", lambda value: value not in ("no", False),
-             "the number of tokens that were drawn is private, and would be logged",
+             "the number of sampled tokens is private, and would be logged",
              "set include_num_input_tokens_seen='no'"),
     ("push_to_hub", bool,
-             "it uploads what lies in output_dir, among it logs and files of checkpoints",
-             "call trainer.save_model(folder) with a folder of its own and upload that one, for "
-             "instance by huggingface_hub.upload_folder"),
+             "it uploads output_dir, including logs and checkpoints, which are private",
+             ("call trainer.save_model(folder) with a separate folder and upload that one, for "
+             "instance with huggingface_hub.upload_folder")),
     ("enable_jit_checkpoint", bool, "it saves in the middle of a step",
              "set save_strategy='steps' and save_steps"),
     ("optim", lambda value: any(part in _named(value) for part in _STEPS_OTHERWISE),
-             "it steps during the backward pass, with gradients that are neither clipped nor "
-             "noised, or keeps other weights than those it shows", "use optim='adamw_torch'"),
+             ("it updates parameters during the backward pass, with gradients that are neither "
+             "clipped nor noised, or keeps other weights than the model shows"),
+             "use optim='adamw_torch'"),
     ("lr_scheduler_type", lambda value: _named(value) == "greedy",
-             "it follows figures that the loop measured", "use lr_scheduler_type='linear', say"),
+             "it follows metrics measured in the training loop, which are private",
+             "use lr_scheduler_type='linear', for instance"),
     ("max_grad_norm", lambda value: value not in (None, 0, 1),
-             "that field clips the mean gradient of a batch, here after its noise",
-             "bound each example's gradient by PrivacyArguments(per_example_max_grad_norm=...), "
-             "and leave the field of TrainingArguments at its default, which is not used"),
-    ("packing", bool, "it joins examples into rows, and a row of several people's texts "
-             "is clipped as one", "set packing=False; completion_only_loss works as it is"),
+             "it clips the mean gradient of a batch, here after the noise",
+             ("bound each example's gradient by PrivacyArguments(per_example_max_grad_norm=...), "
+             "and leave max_grad_norm of TrainingArguments at its default, which is not used")),
+    ("packing", bool, ("it packs several examples into one row, and a row of several people's "
+             "texts is clipped as one example"),
+             "set packing=False; completion_only_loss works as it is"),
     ("padding_free", bool, "it joins the examples of a batch into one row",
              "set padding_free=False"),
     ("loss_type", lambda value: value not in (None, "nll"), "it is not known here",
-             "set loss_type='nll', which is taken example by example"),
+             "set loss_type='nll', which is computed example by example"),
     ("activation_offloading", bool, "per-example gradients were not checked with it",
              "set activation_offloading=False; gradient_checkpointing=True works"),
 )  # fmt: skip
@@ -90,21 +96,21 @@ def check_arguments(args: Any) -> None:
     own = getattr(args, "accelerator_config", None)
     if getattr(own, "gradient_accumulation_kwargs", None):
         raise ValueError(
-            "TrainingArguments: accelerator_config with gradient_accumulation_kwargs: a step is "
-            "what the scheme draws; set gradient_accumulation_steps alone"
+            "TrainingArguments: accelerator_config with gradient_accumulation_kwargs: the scheme "
+            "determines each step, so set gradient_accumulation_steps alone"
         )
 
 
 def check_dataset(dataset: Any) -> None:
     """Refuse training data that no scheme can draw from."""
     if dataset is None:
-        raise ValueError("train_dataset= is missing: a private run has to know its examples")
+        raise ValueError("train_dataset= is missing: a private run needs its training examples")
     if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"train_dataset is a {type(dataset).__name__}, which gives examples in its own order "
-            "and has no length: a scheme draws examples by their number, and the guarantee follows "
-            "from how; use a data set with rows (datasets.Dataset, without streaming=True, or a "
-            "torch Dataset with __len__ and __getitem__)"
+            f"train_dataset is a {type(dataset).__name__}, which yields examples in its own order "
+            "and has no length, but a scheme draws examples by index and the guarantee depends on "
+            "how they are drawn. Use a data set with rows (datasets.Dataset, without "
+            "streaming=True, or a torch Dataset with __len__ and __getitem__)"
         )
     if len(dataset) == 0:
         raise ValueError("train_dataset is empty: there is nothing to train on")
@@ -118,9 +124,9 @@ def check_padding(trainer: Any) -> None:
         if side == "left" and getattr(collator, "padding", True) != "max_length":
             raise ValueError(
                 f"data_collator={type(collator).__name__} pads on the left (padding_side='left') "
-                "to the longest row of the batch, so that one example's length moves the tokens "
-                "of all others: set tokenizer.padding_side = 'right' for training, or pad every "
-                "row to one length (padding='max_length', max_length=...)"
+                "to the longest row of the batch, so one example's length moves the tokens of all "
+                "others. Set tokenizer.padding_side = 'right' for training, or pad every row to "
+                "one length (padding='max_length', max_length=...)"
             )
 
 
@@ -129,8 +135,8 @@ def check_same_rows(prepared: Any, given: Any, column: str) -> None:
     names = getattr(prepared, "column_names", None)
     if prepared is not given and not (isinstance(names, list) and column in names):
         raise ValueError(
-            f"user_column={column!r}: the trainer made other rows of the data, and they lack the "
-            "column, so whose they are is not known; prepare the data before, and keep the column"
+            f"user_column={column!r}: the trainer created new rows from the data without this "
+            "column, so their users are unknown. Prepare the data before, and keep the column"
         )
 
 
@@ -141,15 +147,15 @@ def check_class(kind: type, mixin: type) -> None:
         owner = next(base for base in order if name in vars(base))
         if not issubclass(mixin, owner) and order.index(owner) < order.index(mixin):
             raise TypeError(
-                f"{kind.__name__} has a {name}() of its own, which would go past the private run: "
-                f"override compute_loss instead, or put {mixin.__name__} before that class in the "
-                "bases"
+                f"{kind.__name__} overrides {name}(), which would bypass the private run: override "
+                f"compute_loss instead, or put {mixin.__name__} before that class in the bases"
             )
     sampler = next(base for base in order if "_get_train_sampler" in vars(base))
     if sampler is not transformers.Trainer:
         raise TypeError(
             f"{sampler.__name__}._get_train_sampler() draws batches in its own way, which no "
-            "accountant covers; leave it out: PrivacyArguments(scheme=...) says how to draw"
+            "accountant covers: leave it out, and choose the sampling by "
+            "PrivacyArguments(scheme=...)"
         )
     known_trl = ("_BaseTrainer", "SFTTrainer")
     others = [
@@ -161,8 +167,8 @@ def check_class(kind: type, mixin: type) -> None:
     ]
     if others:
         raise TypeError(
-            f"{others[0]} of TRL makes its batches of several rows an example or of rows "
-            "that it generates, whose gradients are not kept apart here; SFTTrainer is supported"
+            f"{others[0]} of TRL makes batches with several rows per example or with generated "
+            "rows, for which dptrain has no per-example gradients; SFTTrainer is supported"
         )
 
 
@@ -171,20 +177,20 @@ def check_trainer(trainer: Any) -> None:
     if trainer.args.n_gpu > 1:
         raise ValueError(
             f"the trainer sees {trainer.args.n_gpu} GPUs in one process and would use "
-            f"DataParallel: {_SPREAD}; start the script with torchrun, or set "
+            f"DataParallel, but {_SPREAD}: start the script with torchrun, or set "
             "CUDA_VISIBLE_DEVICES=0"
         )
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
     if kind != "NO" and not kind.startswith("MULTI_"):
         raise ValueError(
-            f"the accelerator's distributed_type is {kind}, as accelerate launch or "
-            f"ACCELERATE_USE_{kind} of the environment has it: {_SPREAD}; start the script with "
-            "torchrun, or set that to false"
+            f"the accelerator's distributed_type is {kind}, set by accelerate launch or the "
+            f"environment variable ACCELERATE_USE_{kind}, but {_SPREAD}: start the script with "
+            "torchrun, or set the variable to false"
         )
     if FullySharded.there(trainer.model):
         raise ValueError(
-            "model was divided by fully_shard already: give the whole model and "
-            "TrainingArguments(fsdp=True), by which the trainer divides it, or call make_private "
+            "model was already divided by fully_shard: pass the whole model and "
+            "TrainingArguments(fsdp=True), so that the trainer divides it, or call make_private "
             "in a loop of your own"
         )
 
@@ -198,21 +204,21 @@ def check_evaluation(data: Any, training: TrainingRows, *, public: bool) -> None
     """
     if is_same(data, training.dataset):
         raise ValueError(
-            "eval_dataset is train_dataset, or holds it: its metrics are without noise, and "
-            "what follows from them (logs, the best model, an early stop) is not covered by the "
-            "guarantee; evaluate on other people's data"
+            "eval_dataset is train_dataset, or contains it. Its metrics are computed without "
+            "noise, so the guarantee does not cover what follows from them (logs, the best model, "
+            "early stopping). Evaluate on data of other people"
         )
     found = False if public else training.hold(data)
     if found:
         raise ValueError(
-            "eval_dataset has rows of train_dataset: its metrics are without noise, and what "
-            "follows from them (logs, the best model, an early stop) is not covered by the "
-            "guarantee; take them out of either, or, if other people happen to have the same rows, "
-            "say so by PrivacyArguments(public_evaluation=True)"
+            "eval_dataset has rows of train_dataset. Their metrics are computed without noise, so "
+            "the guarantee does not cover what follows from them (logs, the best model, early "
+            "stopping). Remove these rows from one of the two, or, if other people happen to have "
+            "the same rows, set PrivacyArguments(public_evaluation=True)"
         )
     if found is None:
         raise ValueError(
-            "eval_dataset has no length or no rows by number, so whether it has rows of "
-            "train_dataset cannot be seen; give a data set that has, or, if it holds other "
-            "people's data, say so by PrivacyArguments(public_evaluation=True)"
+            "eval_dataset has no length or no rows by index, so dptrain cannot check whether it "
+            "contains rows of train_dataset. Pass a map-style data set, or, if the data come from "
+            "other people, set PrivacyArguments(public_evaluation=True)"
         )

@@ -55,20 +55,20 @@ def check_service(callback: Any) -> None:
         if _is(callback, name) and value.lower() not in harmless:
             stated = f"{variable}={value!r}" if variable in os.environ else f"{variable} is not set"
             raise ValueError(
-                f"report_to={name!r} with {stated}: it uploads checkpoints, and whoever has one "
-                f"can subtract the noise; set {variable}=false, and upload what "
+                f"report_to={name!r} with {stated}: it uploads checkpoints, with which anyone can "
+                f"subtract the noise. Set {variable}=false, and upload the folder that "
                 "trainer.save_model(folder) writes"
             )
     if _is(callback, "neptune") and getattr(callback, "_log_checkpoints", None) is not None:
         raise ValueError(
             f"NeptuneCallback(log_checkpoints={callback._log_checkpoints!r}): it uploads "
-            "checkpoints, and whoever has one can subtract the noise; leave log_checkpoints out"
+            "checkpoints, with which anyone can subtract the noise: leave log_checkpoints out"
         )
     watched = os.environ.get("WANDB_WATCH", "false")
     if _is(callback, "wandb") and watched in ("all", "gradients"):
         raise ValueError(
             f"report_to='wandb' with WANDB_WATCH={watched!r}: it sends gradients of training "
-            "batches as they are before clipping and noise; set WANDB_WATCH=false"
+            "batches before clipping and noise: set WANDB_WATCH=false"
         )
 
 

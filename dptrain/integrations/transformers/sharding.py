@@ -17,18 +17,18 @@ def _on(value: Any) -> bool:
 # Entries of fsdp_config: which values are refused, and what to do instead.
 _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("version", lambda value: int(value) != 2,
-             "leave version out, which is 2: FSDP1 joins the parameters of a layer into one, of "
-             "which no gradient is known example by example"),
-    ("xla", _on, "leave xla out: no private run was tested with it"),
-    ("cpu_offload", _on, "leave cpu_offload out: no private run was tested with it"),
+             ("leave version out, which defaults to 2: FSDP1 joins the parameters of a layer into "
+             "one, which has no per-example gradients")),
+    ("xla", _on, "leave xla out, which is untested with private runs"),
+    ("cpu_offload", _on, "leave cpu_offload out, which is untested with private runs"),
     ("activation_checkpointing", _on,
              "leave it out and set TrainingArguments(gradient_checkpointing=True)"),
     ("auto_wrap_policy", lambda value: value not in (None, "TRANSFORMER_BASED_WRAP"),
-             "leave auto_wrap_policy out: layers are divided by their class, which "
-             "transformer_layer_cls_to_wrap names"),
+             ("leave auto_wrap_policy out: layers are divided by their class, named by "
+             "transformer_layer_cls_to_wrap")),
     ("state_dict_type", lambda value: "FULL" not in str(value),
-             "leave state_dict_type out: save_model() writes the whole model, and of a checkpoint "
-             "each process writes its part"),
+             ("leave state_dict_type out: save_model() writes the whole model, and each process "
+             "writes its part of a checkpoint")),
 )  # fmt: skip
 _KNOWN = {
     "cpu_ram_efficient_loading",
@@ -64,8 +64,9 @@ class Sharding(NamedTuple):
         where = "TrainingArguments: "
         if args.fsdp is not True:
             raise ValueError(
-                f"{where}fsdp={args.fsdp!r} was set after the arguments were made, which read it "
-                "then: give TrainingArguments(fsdp=True, fsdp_config={...}) to begin with"
+                f"{where}fsdp={args.fsdp!r} was set after the arguments were created, which is too "
+                "late: pass it to the constructor, TrainingArguments(fsdp=True, "
+                f"fsdp_config={{...}})"
             )
         config = dict(args.fsdp_config or {})
         for name, wrong, remedy in _REFUSED:
@@ -74,22 +75,22 @@ class Sharding(NamedTuple):
         if unknown := sorted(set(config) - _KNOWN):
             raise ValueError(
                 f"{where}fsdp_config has {unknown[0]}={config[unknown[0]]!r}, which FSDP2 does not "
-                "have or no private run was tested with: leave it out"
+                "support or which is untested with private runs: leave it out"
             )
         if args.world_size < 2:
             raise ValueError(
-                f"{where}fsdp=True with one process: there is nobody to divide the model among; "
-                "start the script with torchrun, or leave fsdp out"
+                f"{where}fsdp=True with one process, which cannot divide the model: start the "
+                "script with torchrun, or leave fsdp out"
             )
         if getattr(args, "load_best_model_at_end", False):
             raise ValueError(
                 f"{where}load_best_model_at_end=True with fsdp=True: a whole model cannot be "
-                "loaded into one that is divided; leave one of them out"
+                "loaded into a divided one, so leave one of them out"
             )
         if getattr(args, "fp16", False):
             raise ValueError(
-                f"{where}fp16=True with fsdp=True: each process would scale the loss, and leave "
-                "out steps, by its own shards; use bf16=True"
+                f"{where}fp16=True with fsdp=True: each process would scale the loss and skip "
+                "steps by its own shards; use bf16=True"
             )
         names = config.get("transformer_layer_cls_to_wrap") or ()
         return cls(tuple(names), _on(config.get("reshard_after_forward", True)))

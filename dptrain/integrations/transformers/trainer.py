@@ -117,13 +117,13 @@ class PrivateTrainerMixin(_Base):
         checks.instance("gradients", gradients, Gradients, example="Gradients()")
         if gradients.mode not in (None, "bookkeeping"):
             raise ValueError(
-                f"Gradients(mode={gradients.mode!r}): the trainer saves and evaluates the model as "
-                "it is, which mode 'bookkeeping' alone leaves in place; leave mode out"
+                f"Gradients(mode={gradients.mode!r}): the trainer saves and evaluates the model "
+                "itself, which only mode 'bookkeeping' leaves in place: leave mode out"
             )
         if gradients.views != 1:
             raise ValueError(
-                f"Gradients(views={gradients.views}): a trainer's batches have one row an example; "
-                "leave views out"
+                f"Gradients(views={gradients.views}): a trainer's batches have one row per "
+                "example: leave views out"
             )
         check_class(type(self), PrivateTrainerMixin)
         check_dataset(train_dataset)
@@ -190,13 +190,13 @@ class PrivateTrainerMixin(_Base):
         """Refuse what was made of whole weights, or is saved as a part of them."""
         if self.optimizer is not None:
             raise ValueError(
-                "optimizers= with fsdp=True: its parameters are those of the whole model, which "
-                "train() divides; leave it out and set TrainingArguments(optim=...)"
+                "optimizers= with fsdp=True holds the parameters of the whole model, which "
+                "train() divides: leave it out and set TrainingArguments(optim=...)"
             )
         if hasattr(self.model, "get_base_model"):
             raise ValueError(
-                f"model is a {type(self.model).__name__} with fsdp=True: adapters of peft were not "
-                "tested with it; leave fsdp out, as few weights are trained"
+                f"model is a {type(self.model).__name__} with fsdp=True, which is untested with "
+                "peft adapters: leave fsdp out, since an adapter trains few weights"
             )
 
     def _check_evaluation(self) -> None:
@@ -242,15 +242,17 @@ class PrivateTrainerMixin(_Base):
         for name, value in self._sizes().items():
             if value != self._planned_from[name]:
                 raise ValueError(
-                    f"{name} was {self._planned_from[name]} when the trainer was made, and its "
-                    f"plan and noise follow from that; now it is {value}: make a trainer with it"
+                    f"{name} was {self._planned_from[name]} when the trainer was created, and its "
+                    f"plan and noise depend on it, but now it is {value}: create a new trainer "
+                    "with it"
                 )
         if self.private is not None:
             if self.private.steps_executed and not resume_from_checkpoint:
                 raise ValueError(
-                    f"this trainer has run {self.private.steps_executed} private steps: training "
-                    "again is another run on the same data, whose guarantee adds to the first; go "
-                    "on with train(resume_from_checkpoint=True), or make a new trainer"
+                    f"this trainer has run {self.private.steps_executed} private steps, so "
+                    "training again would be another run on the same data, whose guarantee adds "
+                    "to the first. Resume with train(resume_from_checkpoint=True), or create a "
+                    "new trainer"
                 )
             self.private.detach()
             self.optimizer = self.private.optimizer.original_optimizer
@@ -261,8 +263,8 @@ class PrivateTrainerMixin(_Base):
         if executed < self.plan.steps:
             self.private.end_early()
             logger.warning(
-                "training was stopped after %d of %d planned steps; the guarantee is that of the "
-                "plan. train(resume_from_checkpoint=True) goes on",
+                "training was stopped after %d of %d planned steps; the guarantee describes the "
+                "whole plan. train(resume_from_checkpoint=True) resumes it",
                 executed,
                 self.plan.steps,
             )
@@ -280,7 +282,7 @@ class PrivateTrainerMixin(_Base):
             ValueError: before ``train``.
         """
         if self.private is None:
-            raise ValueError("nothing was trained yet: call train() first")
+            raise ValueError("nothing has been trained yet: call train() first")
         found = self.private.guarantee(delta)
         return found.with_notes(_CHOSEN) if self._chooses else found
 
@@ -317,7 +319,8 @@ class PrivateTrainerMixin(_Base):
                 raise ValueError(
                     f"resume_from_checkpoint={resume_from_checkpoint!r}: its trainer_state.json is "
                     f"at step {self.state.global_step} and its {checkpoints.PRIVATE_FILE} at "
-                    f"{private.steps_executed}: they are of two checkpoints; use one that is whole"
+                    f"{private.steps_executed}, so the files belong to two checkpoints: use a "
+                    "complete one"
                 )
             self._load_scaler(resume_from_checkpoint)
         self._parts = None
@@ -412,7 +415,7 @@ class PrivateTrainerMixin(_Base):
             privacy.per_example_max_grad_norm,
             target,
             MARK,
-            ": log_training_loss=True sends them to report_to all the same"
+            "; log_training_loss=True sends them to report_to anyway"
             if privacy.log_training_loss
             else "",
         )
@@ -466,15 +469,16 @@ class PrivateTrainerMixin(_Base):
         private = self.private
         if private is None or not isinstance(inputs, LogicalStep):
             raise RuntimeError(
-                "training_step() of a private trainer is called by train() alone: what it is given "
-                "elsewhere was not drawn by the scheme"
+                "training_step() of a private trainer may only be called by train(): any other "
+                "batch was not drawn by the scheme"
             )
         if self._parts is None:
             self._parts = iter(private.loader)
         if self.state.global_step != private.steps_executed:
             raise RuntimeError(
                 f"the trainer is at step {self.state.global_step} and the private run at "
-                f"{private.steps_executed}: something else stepped or changed the trainer's state"
+                f"{private.steps_executed}: something else made a step or changed the trainer's "
+                "state"
             )
         total, rows = torch.zeros((), device=self.args.device), 0
         while True:
@@ -538,8 +542,9 @@ class PrivateTrainerMixin(_Base):
         else:
             if set(labels) != {"labels"}:
                 raise ValueError(
-                    f"the batch has the labels {sorted(labels)}, and the loss of "
-                    f"{type(model).__name__} takes 'labels': override compute_loss for another"
+                    f"the batch has the labels {sorted(labels)}, but the loss of "
+                    f"{type(model).__name__} uses only 'labels': override compute_loss to use "
+                    "others"
                 )
             logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
             smoothing = self.args.label_smoothing_factor
@@ -671,8 +676,8 @@ class PrivateTrainerMixin(_Base):
         )
         if beside:
             logger.warning(
-                "%s also holds %s, which is private: publish the files of the model alone, or "
-                "save_model() to a folder of its own",
+                "%s also holds %s, which is private: publish only the files of the model, or call "
+                "save_model() with a separate folder",
                 folder,
                 ", ".join(beside[:3]),
             )
@@ -684,11 +689,11 @@ class PrivateTrainerMixin(_Base):
         if self.private.changed_since_detach:
             retract(folder)
             raise RuntimeError(
-                f"the model was changed since train() ended, so the guarantee is not of what "
-                f"save_model() wrote to {folder}, where nothing is stated now: call save_model() "
-                "before the model is trained on, or merged; where the change follows from public "
-                "data alone, save the model by itself and privacy_report(trainer.guarantee(), "
-                "folder) beside it"
+                "the model was changed after train() ended, so the guarantee does not describe "
+                f"what save_model() wrote to {folder}, and no statement was written there. Call "
+                "save_model() before the model is trained further or merged. If the change "
+                "follows from public data alone, save the model separately and write "
+                "privacy_report(trainer.guarantee(), folder) beside it"
             )
         about: dict[str, Any] = {"library_name": "transformers"}
         config = getattr(self.model, "config", None)
@@ -706,7 +711,7 @@ class PrivateTrainerMixin(_Base):
         """Refused: it uploads the folder of the checkpoints."""
         raise ValueError(
             "push_to_hub() uploads output_dir, which holds logs and checkpoints: call "
-            "save_model(folder) with a folder of its own and upload that one, for instance by "
+            "save_model(folder) with a separate folder and upload that one, for instance with "
             "huggingface_hub.upload_folder"
         )
 
@@ -730,9 +735,9 @@ _CHOSEN = (
     "hold nothing of the people whom this guarantee protects: no noise protects it"
 )
 _SEARCH = (
-    "a search over hyperparameters trains once a trial, and the guarantees of all trials add up "
-    "(more precisely: what is chosen depends on all of them); make a trainer for each trial and "
-    "add their guarantees, or tune on public data"
+    "a hyperparameter search trains once per trial, and the choice depends on all trials, so "
+    "their guarantees add up. Create a trainer for each trial and add their guarantees, or tune "
+    "on public data"
 )
 
 
