@@ -77,7 +77,7 @@ def noise_stream(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{checks.named('like', like)} must be a sequence of tensors")
     if cut is not None and pieces is not None:
-        raise ValueError("shard= and pieces= are both given: state one of the two")
+        raise ValueError("shard= and pieces= are both given: leave one of the two out")
     if folder is not None:
         checks.instance("folder", folder, (str, os.PathLike))
     kind = RegenerationStream if regenerate else stream_class(type(strategy))

@@ -46,10 +46,10 @@ class Rounding:
         pad = grid + self.examples * 2.0**-50
         if not pad < 0.5:
             raise ValueError(
-                f"noise_multiplier={self.noise_multiplier:g} with {self.entries:,} parameters: "
-                f"rounding to the grid of the noise, which 32-bit buffers give {self.grid_bits} "
-                f"bits, takes {pad:.3g} of max_grad_norm; use less noise, or a strategy without "
-                "buffers of past noise"
+                f"noise_multiplier={self.noise_multiplier:g} with {self.entries:,} parameters: the "
+                f"noise is rounded to a grid, which has {self.grid_bits} bits with 32-bit buffers, "
+                f"and this rounding takes {pad:.3g} of max_grad_norm. Use less noise, or a "
+                "strategy without buffers of past noise"
             )
         return pad
 

@@ -30,15 +30,16 @@ def check_microbatches(
             checks.integer(name, value, owner="PrivateLoader")
     if max_physical_batch_size is not None and microbatches is not None:
         raise ValueError(
-            f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} with microbatches="
-            f"{microbatches}: give the most rows of a part, of which there is then a random "
-            "number, or how many parts every batch comes in"
+            f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} and "
+            f"microbatches={microbatches} are both given: give either the largest number of rows "
+            "of a part (the number of parts is then random), or the number of parts of every "
+            "batch"
         )
     if None not in (group_size, max_physical_batch_size) and max_physical_batch_size < group_size:
         raise ValueError(
-            f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} is below group_size="
-            f"{group_size}: the gradients of a user's examples are averaged before they are "
-            "clipped, so all of them have to be in one part; raise it, or lower group_size"
+            f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} is below "
+            f"group_size={group_size}: the gradients of a user's examples are averaged before "
+            "clipping, so all of them must be in one part. Raise it, or lower group_size"
         )
 
 
@@ -68,8 +69,8 @@ def check_steps(value: Any, *names: str) -> None:
     if value.steps > checks.MOST_STEPS:
         said = ", ".join(f"{name}={getattr(value, name)}" for name in names)
         raise ValueError(
-            f"{type(value).__name__}: {said} make {value.steps} steps, and a run has at most "
-            f"{checks.MOST_STEPS}; lower them"
+            f"{type(value).__name__}: {said} make {value.steps} steps, but a run has at most "
+            f"{checks.MOST_STEPS}: lower them"
         )
 
 
@@ -111,7 +112,7 @@ def whole_epochs(owner: str, epoch: int, *, epochs: Any, steps: Any) -> int:
     if rest:
         near = [epoch * each for each in (count, count + 1) if each]
         raise ValueError(
-            f"{owner}: steps={steps} are no whole epochs of {epoch} steps; use "
+            f"{owner}: steps={steps} is not a whole number of epochs of {epoch} steps: use "
             f"{' or '.join(map(str, near))}, or another batch_size"
         )
     return count

@@ -71,24 +71,27 @@ def register_scheme(scheme: type[S]) -> type[S]:
     start = f"register_scheme({scheme.__name__})"
     if scheme.__name__ in Scheme.former_names:
         raise ValueError(
-            f"{start}: files of an earlier layout have this name for another scheme; choose another"
+            f"{start}: files of an earlier format use this name for another scheme; choose another"
         )
     fields = dataclasses.fields(scheme)  # type: ignore[arg-type]  # checked above
     declared = {field.name for field in fields}
     for name in _CONSTANTS:
         if name not in declared and not hasattr(scheme, name):
-            raise TypeError(f"{start}: it lacks {name}; add a field or a property of that name")
+            raise TypeError(
+                f"{start}: the class lacks {name}; add a field or a property of that name"
+            )
     if positional := [f.name for f in fields if f.init and not f.kw_only]:
         raise TypeError(
-            f"{start}: {positional[0]!r} can be given by position, where a mix-up of two numbers "
-            "is another guarantee; decorate with @dataclasses.dataclass(frozen=True, kw_only=True)"
+            f"{start}: {positional[0]!r} can be passed by position, so two numbers that are "
+            "confused give another guarantee; decorate with @dataclasses.dataclass(frozen=True, "
+            "kw_only=True)"
         )
     make = getattr(scheme, "for_batch_size", None)
     known = set(inspect.signature(make).parameters) if callable(make) else set()
     if "batch_size" not in known or not known & {"steps", "epochs"}:
         raise TypeError(
-            f"{start}: configurations state a batch size; add a class method "
-            "for_batch_size(*, batch_size, dataset_size, steps, ...) that returns the scheme"
+            f"{start}: configurations give a batch size; add a class method for_batch_size(*, "
+            "batch_size, dataset_size, steps, ...) that returns the scheme"
         )
     _KNOWN[scheme.__name__] = scheme
     return scheme

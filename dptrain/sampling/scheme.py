@@ -134,8 +134,9 @@ class Scheme(JsonValue, ABC, family="scheme", joined_by="dptrain.sampling.users"
         for base in cls.__mro__[1:]:
             if issubclass(base, Scheme) and ABC not in base.__bases__:
                 raise TypeError(
-                    f"{cls.__name__}: {base.__name__} cannot be subclassed, as the accountants "
-                    "that cover it would cover other draws too; write a scheme of its own"
+                    f"{cls.__name__}: {base.__name__} cannot be subclassed, since the accountants "
+                    "that cover it would also be applied to other sampling: write a scheme of its "
+                    "own"
                 )
         super().__init_subclass__(**kwargs)
 

@@ -36,8 +36,8 @@ def to_array(
     array = np.array(value, dtype=dtype)
     if size is not None and array.shape != (size,):
         raise ValueError(
-            f"the state holds an array of shape {array.shape} where the scheme has {size} entries; "
-            "it is damaged, go on from another checkpoint"
+            f"the state holds an array of shape {array.shape}, but the scheme needs {size} "
+            "entries: it is damaged, so resume from another checkpoint"
         )
     return array
 
@@ -99,12 +99,14 @@ class SeededStream(BatchStream):
             ValueError: if the state belongs to another scheme, or is not a stream's state.
         """
         if missing := sorted(set(self.state_dict()) - set(state)):
-            raise ValueError(f"{self._name}: the state lacks {missing}; it is no state of a stream")
+            raise ValueError(
+                f"{self._name}: the state lacks {missing}: it is not a state of a stream"
+            )
         if state["scheme"] != self._digest:
             raise ValueError(
-                f"{self._name}: the state was saved for another scheme or other parameters "
-                f"(digest {str(state['scheme'])[:12]}…, this scheme has {self._digest[:12]}…); "
-                "resume with the scheme of the checkpoint"
+                f"{self._name}: the state was saved for another scheme or other parameters (digest "
+                f"{str(state['scheme'])[:12]}…, this scheme has {self._digest[:12]}…): resume with "
+                "the scheme of the checkpoint"
             )
         self._load_own_state(state)
         self._rng.bit_generator.state = json.loads(state["rng"])

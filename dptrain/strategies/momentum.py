@@ -52,18 +52,19 @@ class MomentumSGD(Workload):
         name = "learning_rates"
         values = np.array([checks.number(name, rates)] if single else checks.numbers(name, rates))
         if not values.size:
-            raise ValueError("learning_rates is empty: must be one number, or one a step")
+            raise ValueError("learning_rates is empty: must be one number, or one per step")
         wrong = np.flatnonzero(values < 0)
         if wrong.size:
             raise ValueError(
                 f"learning_rates: {values[wrong[0]]} at step {wrong[0]} must be at least 0"
             )
         if not values.any():
-            raise ValueError("learning_rates are all zero: one must be positive")
+            raise ValueError("learning_rates are all zero: at least one must be positive")
         if values.max() * decay >= 2 * (1 + beta):
             raise ValueError(
                 f"learning rate {values.max():g} times weight_decay={decay:g} must be less than "
-                f"2(1 + momentum) = {2 * (1 + beta):g}, or the weights diverge: lower one of them"
+                f"2(1 + momentum) = {2 * (1 + beta):g}, since otherwise the weights diverge: lower "
+                "one of them"
             )
         object.__setattr__(self, "momentum", beta)
         object.__setattr__(self, "weight_decay", decay)
@@ -83,8 +84,8 @@ class MomentumSGD(Workload):
         """
         if isinstance(self.learning_rates, tuple) and len(self.learning_rates) != steps:
             raise ValueError(
-                f"learning_rates has {len(self.learning_rates)} entries, the run {steps} steps: "
-                "give one learning rate a step, or a single number"
+                f"learning_rates has {len(self.learning_rates)} entries, but the run has {steps} "
+                "steps: give one learning rate per step, or a single number"
             )
 
     def apply(self, x: Array) -> Array:

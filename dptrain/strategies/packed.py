@@ -37,7 +37,7 @@ def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
         dense = given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name}: not a matrix of real numbers ({error}); give an array (steps, steps)"
+            f"{name}: is not a matrix of real numbers ({error}); give an array (steps, steps)"
         ) from error
     if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or dense.shape[0] < 1:
         raise ValueError(f"{name} has the shape {dense.shape}: must be square, (steps, steps)")
@@ -63,7 +63,7 @@ def unpack(text: str, name: str = "matrix") -> Array:
         raise ValueError(remedy.format(error)) from error
     n = (math.isqrt(8 * triangle.size + 1) - 1) // 2
     if n * (n + 1) // 2 != triangle.size:
-        raise ValueError(remedy.format(f"{triangle.size} entries are no triangle"))
+        raise ValueError(remedy.format(f"{triangle.size} entries do not form a triangle"))
     if not np.all(np.isfinite(triangle)):
         raise ValueError(remedy.format("entries that are not finite"))
     dense = np.zeros((n, n))

@@ -96,9 +96,9 @@ class Strategy(JsonValue, ABC, family="strategy"):
         for base in cls.__mro__[1:]:
             if issubclass(base, Strategy) and ABC not in base.__bases__:
                 raise TypeError(
-                    f"{cls.__name__}: {base.__name__} cannot be subclassed, as the noise stream "
-                    "that serves it would draw its noise for another matrix; derive from one of "
-                    f"its bases, such as {base.__bases__[0].__name__}"
+                    f"{cls.__name__}: {base.__name__} cannot be subclassed, since its noise stream "
+                    "would draw noise for the matrix of the base class; derive from one of its "
+                    f"bases, such as {base.__bases__[0].__name__}"
                 )
         super().__init_subclass__(**kwargs)
 

@@ -99,11 +99,11 @@ class DenseWorkload(Workload):
         object.__setattr__(self, "entries", text)
         if self.steps > _LARGEST_MATRIX:
             raise ValueError(
-                f"entries is a matrix of {self.steps} steps: at most {_LARGEST_MATRIX} can be held "
-                "as a matrix; use a workload with a recursion, such as MomentumSGD"
+                f"entries is a matrix of {self.steps} steps: at most {_LARGEST_MATRIX} can be "
+                "stored as a matrix; use a workload with a recursion, such as MomentumSGD"
             )
         if not self._dense.any():
-            raise ValueError("entries are all zero: there is no query to answer")
+            raise ValueError("entries are all zero, so there is no query to answer")
 
     def __repr__(self) -> str:
         return f"DenseWorkload(steps={self.steps})"  # the text of the entries has megabytes
@@ -133,7 +133,7 @@ class DenseWorkload(Workload):
         """
         if steps != self.steps:
             raise ValueError(
-                f"entries is a matrix of {self.steps} steps, the run has {steps}: give A for "
+                f"entries is a matrix of {self.steps} steps, but the run has {steps}: give A for "
                 f"{steps} steps"
             )
 

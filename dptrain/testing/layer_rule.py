@@ -101,7 +101,9 @@ def _prepared(layer: nn.Module, inputs: Any) -> tuple[nn.Module, list[Any], Laye
     found = {len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()}
     if len(found) != 1 or found.pop() < 3:
         shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in values]
-        raise ValueError(f"inputs={shapes}: each tensor needs the same number of rows, at least 3")
+        raise ValueError(
+            f"inputs={shapes}: all tensors must have the same number of rows, at least 3"
+        )
     return layer, values, rule
 
 
@@ -121,7 +123,7 @@ def _loop(
         for part, output in zip(parts, outputs, strict=True):
             require(
                 torch.allclose(part[0], output[i], rtol=1e-9, atol=1e-9),
-                f"the layer mixes the rows of a batch: row {i} has another output alone",
+                f"the layer mixes the rows of a batch: row {i} has another output when it is alone",
             )
         loss = sum((part * d[i : i + 1]).sum() for part, d in zip(parts, directions, strict=True))
         assert isinstance(loss, torch.Tensor)

@@ -188,7 +188,7 @@ def _made(name="Odd", bases=(Scheme,), frozen=True, kw_only=True, **body):
         (lambda: ExchangeableScheme, TypeError, "abstract"),
         (lambda: _made(stream=None), TypeError, r"abstract, it lacks stream"),
         (lambda: _made(frozen=False), TypeError, "frozen dataclass"),
-        (lambda: _made(kw_only=False), TypeError, "'dataset_size' can be given by position"),
+        (lambda: _made(kw_only=False), TypeError, "'dataset_size' can be passed by position"),
         (lambda: _made(min_sep=None), TypeError, "it lacks min_sep"),
         (lambda: _made(for_batch_size=None), TypeError, r"for_batch_size\(\*, batch_size"),
         (lambda: _made("_Odd"), ValueError, "underscore"),

@@ -51,7 +51,7 @@ def key_stream(key: bytes, segment: int, count: int) -> npt.NDArray[np.uint64]:
         Memory of this thread, free to be written to, which its next call overwrites: pages that are
         new every time would cost more than the cipher.
     """
-    checks.invariant(8 * count <= _LARGEST, f"{count} words are more than a segment is asked for")
+    checks.invariant(8 * count <= _LARGEST, f"{count} words are more than one segment holds")
     encryptor = Cipher(algorithms.AES(key), modes.GCM(segment.to_bytes(12, "big"))).encryptor()
     if not hasattr(_memory, "words"):
         _memory.words = np.empty(_LARGEST // 8 + _SPARE_WORDS, dtype="<u8")

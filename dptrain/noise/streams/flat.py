@@ -113,7 +113,7 @@ class FlatStream(ABC):
         check_growth(self.strategy, self.steps)
         self.normals = Normals(seed, secure=secure)
         if dtype not in _DTYPES:
-            raise ValueError(f"dtype={dtype}: buffers are torch.float32 or torch.bfloat16")
+            raise ValueError(f"dtype={dtype}: must be torch.float32 or torch.bfloat16")
         self._dtype = dtype
         self._kept = self._exact if dtype is torch.float32 else dtype
         self._secure = secure
@@ -123,8 +123,8 @@ class FlatStream(ABC):
                 raise ValueError(f"like is on device {device}: noise is drawn on 'cpu' or 'cuda'")
             if folder is not None and device.type != "cpu":
                 raise ValueError(
-                    f"folder={folder!r} with like on device {device}: past noise is kept in a file "
-                    "for noise on the CPU only; leave folder out"
+                    f"folder={folder!r} with parameters on device {device}: past noise can be kept "
+                    "in a file on the CPU only; leave folder out"
                 )
         deviation = self._largest_deviation()
         self._bits = self.grid_bits = finest_bits(deviation)
@@ -156,8 +156,8 @@ class FlatStream(ABC):
         one = self._allocate(torch.empty(1))
         if any(bool(buffer.any()) for buffer in one):
             raise ValueError(
-                f"folder={self._folder!r} with a {type(self).__name__}, whose buffers do not begin "
-                "as zeros: leave folder out"
+                f"folder={self._folder!r} with a {type(self).__name__}, whose buffers do not start "
+                "at zero: leave folder out"
             )
         blocks = [
             [(*buffer.shape[:-1], block.stop - block.start) for buffer in one]
@@ -328,8 +328,9 @@ class FlatStream(ABC):
             None if total is None else size for total, size in zip(sums, sizes, strict=True)
         ]:
             raise ValueError(
-                f"sums have {[None if t is None else t.numel() for t in sums]} entries, and the "
-                f"stream has noise for {sizes}: give the tensors that it was opened like"
+                f"the sums have {[None if t is None else t.numel() for t in sums]} entries, and "
+                f"the stream has noise for {sizes}: pass tensors of the same shapes as those it "
+                "was opened with"
             )
         shapes = [
             shape if size == shape.numel() else (size,)
@@ -366,8 +367,8 @@ class FlatStream(ABC):
         """
         if self.step >= self.steps:
             raise RuntimeError(
-                f"all {self.steps} rows of noise are spent: a longer run needs a mechanism "
-                "(and a guarantee) for more steps"
+                f"all {self.steps} rows of noise are used up: a longer run needs a mechanism (and "
+                "a guarantee) for more steps"
             )
         if self._history is not None:
             self._history.check_process()
@@ -446,7 +447,7 @@ class FlatStream(ABC):
         if self.step or self._shard != Shard():
             state = f"at step={self.step}" if self.step else "a shard already"
             raise RuntimeError(
-                f"this stream is {state}: open a new one with noise_stream and shard that"
+                f"this stream is {state}: open a new one with noise_stream and shard that one"
             )
         other = self.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -508,13 +509,13 @@ class FlatStream(ABC):
         saved = {"steps": first["steps"], "strategy": first["strategy"], **first["layout"]}
         if "grid_bits" not in saved:
             raise ValueError(
-                "the noise state was saved by an earlier version of dptrain, which added noise off "
-                "the grid of this one: finish the run with that version, or start it anew"
+                "the noise state was saved by an earlier version of dptrain, whose noise lies on "
+                "another grid: finish the run with that version, or start it anew"
             )
         for name, value in here.items():
             if saved.get(name) != value:
                 raise ValueError(
-                    f"the noise state was saved for {name}={saved.get(name)}, this stream has "
+                    f"the noise state was saved for {name}={saved.get(name)}, but this stream has "
                     f"{name}={value}: resume with the model and mechanism of the saved run"
                 )
         step = first["step"]
@@ -558,18 +559,20 @@ class FlatStream(ABC):
             if at < block.stop:
                 raise ValueError(
                     f"the noise states lack entry {at} of row {block.group}: give those of all "
-                    "shards of the stream that was saved"
+                    "shards of the saved stream"
                 )
         return copies
 
 
-_SHAPES = "the buffers of the noise state do not have the shapes that it states"
+_SHAPES = "the buffers of the noise state do not have the shapes recorded in it"
 
 
 def _one_of(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The first of some states, which have to be of one stream at one step."""
     if not states:
-        raise ValueError("there is no noise state: give that of the stream, or of all its shards")
+        raise ValueError(
+            "there is no noise state: give the state of the stream, or of all its shards"
+        )
     for state in states:
         if set(state) != _STATE_FIELDS:
             raise ValueError(

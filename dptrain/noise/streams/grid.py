@@ -43,9 +43,9 @@ def check_growth(strategy: Strategy, steps: int) -> None:
         t = int(large[0])
         raise ValueError(
             f"strategy={type(strategy).__name__}: at step {t} its noise has {growth[t]:.3g} times "
-            f"the standard deviation of uncorrelated noise, more than {LARGEST_GROWTH:g}: sums "
-            "would have to be rounded so coarsely that little of max_grad_norm is left; use "
-            "coefficients that fall from c_0 on, or a run that ends before"
+            f"the standard deviation of uncorrelated noise, more than {LARGEST_GROWTH:g}, so "
+            "rounding the sums would use up most of max_grad_norm. Use coefficients that decrease "
+            "from c_0 on, or a shorter run"
         )
 
 

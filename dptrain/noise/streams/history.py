@@ -82,7 +82,8 @@ class History:
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"the past noise of this stream is in a file of process {self._process}, which a "
-                "fork of it must not change: draw noise in that process, or open another stream"
+                "forked process must not change: draw noise in that process, or open another "
+                "stream"
             )
 
     def begin(self, block: int) -> None:
@@ -163,10 +164,12 @@ def _open_folder(folder: str | os.PathLike[str]) -> int:
     if not hasattr(os, "posix_fallocate") or not hasattr(os, "posix_fadvise"):
         raise OSError(
             errno.ENOSYS,
-            f"folder={folder!r}: this system has no posix_fallocate, by which room for past noise "
-            "is taken beforehand; leave folder out",
+            (
+                f"folder={folder!r}: this system has no posix_fallocate, which reserves the space "
+                "for past noise: leave folder out"
+            ),
         )
-    remedy = "name a folder of your own that is closed to others (mkdir -m 700)"
+    remedy = "use a folder of your own that nobody else can access (mkdir -m 700)"
     try:
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:  # of the kind that its number has
@@ -177,13 +180,17 @@ def _open_folder(folder: str | os.PathLike[str]) -> int:
     if found.st_uid != os.geteuid():
         reason = f"belongs to user {found.st_uid}, not to {os.geteuid()}, who runs this"
     elif mode := stat.S_IMODE(found.st_mode) & 0o077:
-        reason = f"has mode {stat.S_IMODE(found.st_mode):04o}, which lets others in ({mode:03o})"
+        reason = (
+            f"has mode {stat.S_IMODE(found.st_mode):04o}, which gives others access ({mode:03o})"
+        )
     if reason:
         os.close(directory)
         raise PermissionError(
             errno.EACCES,
-            f"folder={folder!r} {reason}: past noise is secret, as the releases can be undone with "
-            f"it; {remedy}",
+            (
+                f"folder={folder!r} {reason}: past noise must stay secret, since it allows anyone "
+                f"to remove the noise from the releases; {remedy}"
+            ),
         )
     return directory
 

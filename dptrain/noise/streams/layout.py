@@ -47,7 +47,8 @@ class Layout:
         for index, tensor in enumerate(like):
             if not tensor.dtype.is_floating_point:
                 raise ValueError(
-                    f"like[{index}] has dtype {tensor.dtype}: noise is for floating-point tensors"
+                    f"like: tensor {index} has dtype {tensor.dtype}, but noise can be added to "
+                    "floating-point tensors only"
                 )
             if per_parameter or tensor.device not in devices:
                 devices.append(tensor.device)
@@ -165,7 +166,10 @@ class Pieces:
         each = tuple((int(low), int(high)) for low, high in pieces)
         sizes = [shape.numel() for shape in layout.shapes]
         if len(each) != len(sizes):
-            raise ValueError(f"pieces: {len(each)} for {len(sizes)} tensors, not one for each")
+            raise ValueError(
+                f"pieces: has {len(each)} entries for {len(sizes)} tensors, must have one per "
+                "tensor"
+            )
         for index, ((low, high), size) in enumerate(zip(each, sizes, strict=True)):
             if not 0 <= low <= high <= size:
                 raise ValueError(

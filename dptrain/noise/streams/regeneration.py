@@ -33,19 +33,18 @@ class RegenerationStream(FlatStream):
             self._inverse = np.trim_zeros(bound.inverse_column(steps)[:steps], "b")
         elif not isinstance(bound, LowerTriangular):
             raise ValueError(
-                f"regenerate=True with strategy={type(bound).__name__}: normals can be drawn again "
-                "for Toeplitz and lower-triangular strategies, whose inverse has rows that are "
-                "known; leave regenerate out"
+                f"regenerate=True with strategy={type(bound).__name__}: noise can be generated "
+                "again only for Toeplitz and lower-triangular strategies; leave regenerate out"
             )
         if options.get("dtype", torch.float32) is not torch.float32:
             raise ValueError(
-                f"dtype={options['dtype']} with regenerate=True: there are no buffers that could "
-                "have it, leave one of the two out"
+                f"dtype={options['dtype']} with regenerate=True: noise that is generated again has "
+                "no buffers, so leave one of the two out"
             )
         if options.get("folder") is not None:
             raise ValueError(
-                f"folder={options['folder']!r} with regenerate=True: there are no buffers that "
-                "could lie there, leave one of the two out"
+                f"folder={options['folder']!r} with regenerate=True: noise that is generated again "
+                "has no buffers, so leave one of the two out"
             )
         super().__init__(bound, **options)
 

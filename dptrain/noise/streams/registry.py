@@ -46,7 +46,9 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
     """
     call = "register_noise_stream"
     if not strategies:
-        raise ValueError(f"{call}(): name the classes of strategies that the stream serves")
+        raise ValueError(
+            f"{call}(): name the classes of strategies for which the stream draws noise"
+        )
     for kind in strategies:
         if not isinstance(kind, type) or not issubclass(kind, Strategy) or kind is Strategy:
             raise TypeError(
@@ -97,6 +99,6 @@ def stream_class(strategy: type[Strategy]) -> type[FlatStream]:
         return found
     served = ", ".join(sorted(kind.__name__ for kind in _STREAMS))
     raise ValueError(
-        f"strategy={strategy.__name__}: no noise stream serves it; served are: {served}. "
-        "Derive it from one of these, or bring a stream by dptrain.register_noise_stream()"
+        f"strategy={strategy.__name__}: no noise stream supports it; supported are {served}. "
+        "Derive it from one of these, or register a stream with dptrain.register_noise_stream()"
     )

@@ -89,11 +89,11 @@ class _Check:
             self._left = 0
         if moved > 1:
             raise RuntimeError(
-                f"{self.what} mixes the examples of a batch: with one of {len(few)} exchanged for "
-                "another, the rows of others changed too, as in mixup, cutmix or where the batch's "
-                "own mean or counts go into every row. An example then changes the gradients of "
-                "others before they are clipped, and no example's contribution can be bounded: "
-                "leave it out, or mix views of one example"
+                f"{self.what} mixes the examples of a batch: when one of {len(few)} examples was "
+                "exchanged for another, the rows of the others changed too, as with mixup, cutmix "
+                "or statistics of the batch. One example then changes the gradients of others "
+                "before they are clipped, so no example's contribution can be bounded. Leave it "
+                "out, or mix only views of one example"
             )
 
     def _most_moved(self, few: list[Any], seeds: list[int]) -> int:

@@ -29,9 +29,9 @@ def length_of(dataset: Any) -> int:
         ValueError: with the remedy, for a dataset without length; no example is read.
     """
     no_length = (
-        f"dataset is of type {type(dataset).__name__}, a dataset without length: a scheme has to "
-        "know how many examples there are, and to draw each by its number; use a map-style dataset "
-        "(list(dataset) is one, if it fits into memory)"
+        f"dataset is of type {type(dataset).__name__}, a dataset without length, but a scheme "
+        "needs the number of examples and draws each by its index: use a map-style dataset (such "
+        "as list(dataset), if it fits into memory)"
     )
     if isinstance(dataset, IterableDataset):  # which may have one, and no rows
         raise ValueError(no_length)
@@ -51,7 +51,7 @@ def check_length(dataset: Any, scheme: Scheme) -> None:
     if length != scheme.dataset_size:
         raise ValueError(
             f"the dataset has {length} examples but the scheme was made for "
-            f"dataset_size={scheme.dataset_size}; make the scheme with dataset_size={length}"
+            f"dataset_size={scheme.dataset_size}: make the scheme with dataset_size={length}"
         )
 
 
@@ -61,12 +61,12 @@ def check_sampler(data_loader: DataLoader[Any]) -> None:
     Raises:
         ValueError: if it does not batch, or has its own batch sampler or sampler.
     """
-    remedy = "pass a DataLoader(dataset, collate_fn=…) if the scheme is to draw from all rows"
+    remedy = "pass a DataLoader(dataset, collate_fn=…) if the scheme should draw from all rows"
     if data_loader.batch_size is None:
         if data_loader.batch_sampler is not None:
             raise ValueError(
                 f"the data loader's batch sampler ({type(data_loader.batch_sampler).__name__}) "
-                f"draws batches in its own way, which no accountant covers; {remedy}"
+                f"draws batches in its own way, which no accountant covers: {remedy}"
             )
         raise ValueError(
             "the data loader has batch_size=None, so its collate function does not make batches; "
@@ -75,8 +75,8 @@ def check_sampler(data_loader: DataLoader[Any]) -> None:
     # SubsetRandomSampler, say, would leave rows out that the scheme would then train on.
     if type(data_loader.sampler) not in (RandomSampler, SequentialSampler):
         raise ValueError(
-            f"the data loader's sampler ({type(data_loader.sampler).__name__}) chooses rows in its "
-            f"own way, which the scheme would replace; {remedy}, or a Subset of the dataset"
+            f"the data loader's sampler ({type(data_loader.sampler).__name__}) selects rows in its "
+            f"own way, which the scheme would replace: {remedy}, or a Subset of the dataset"
         )
 
 
@@ -117,9 +117,9 @@ def fingerprint(dataset: Any) -> str:
         except Exception as error:  # whatever a data set raises that only workers can read
             raise ValueError(
                 f"row {row} of {type(dataset).__name__} cannot be read in the main process "
-                f"({named_error(error)}), where the data are recognized for a checkpoint; make it "
-                "readable there, or give the data set an attribute fingerprint, a text that names "
-                "its contents"
+                f"({named_error(error)}), where a checkpoint records which data it belongs to. "
+                "Make it readable there, or give the data set an attribute fingerprint, a string "
+                "that identifies its contents"
             ) from error
         sha.update(first if first == second else b"unstable")
     return sha.hexdigest()

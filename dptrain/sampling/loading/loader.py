@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 # What torch's and Opacus's loaders have besides, and what is written here.
 _NOT_OF_THE_LOADER = {
-    "sample_rate": "its batches are drawn by loader.scheme, whose probability it is, of Poisson",
+    "sample_rate": "its batches are drawn by loader.scheme; under Poisson, its probability",
     "batch_sampler": "its batches are drawn by loader.scheme; in place of Opacus's "
     "BatchMemoryManager write make_private(loading=Loading(max_physical_batch_size=...))",
     "sampler": "its batches are drawn by loader.scheme",
     "batch_size": "its batches vary in size; loader.scheme.expected_batch_size is their mean",
-    "num_workers": "the data loader that make_private was given has it",
+    "num_workers": "it belongs to the data loader that make_private was given",
 }
 
 
@@ -189,8 +189,10 @@ class PrivateLoader:
         stated = type(data_loader.sampler) is not SequentialSampler or data_loader.batch_size != 1
         _log.log(
             logging.WARNING if stated else logging.DEBUG,  # of torch's defaults nothing is lost
-            "the sampler of the data loader (%s, batch_size=%s) is replaced by %s: batches of "
-            "varying size, %g %s on average",
+            (
+                "the sampler of the data loader (%s, batch_size=%s) is replaced by %s, with "
+                "batches of varying size, %g %s on average"
+            ),
             type(data_loader.sampler).__name__,
             data_loader.batch_size,
             type(scheme).__name__,
@@ -247,10 +249,10 @@ class PrivateLoader:
         """
         if self._plan.parts is None:
             raise TypeError(
-                "len(loader) is not known with max_physical_batch_size: it follows from how many "
-                "examples are drawn, which is random and private. Set microbatches= instead, the "
-                "number of parts that every batch comes in, for a trainer that counts batches; or "
-                "count logical steps, of which loader.steps are planned"
+                "len(loader) is unknown with max_physical_batch_size, since the number of parts "
+                "depends on how many examples are drawn, which is random and private. For a "
+                "trainer that counts batches, set microbatches= instead, the number of parts of "
+                "every batch; or count logical steps, of which loader.steps are planned"
             )
         steps = self._next_steps() if self._running is None else self._running
         return self._plan.parts * len(steps)
@@ -265,8 +267,8 @@ class PrivateLoader:
             raise RuntimeError(self._closed)
         if self.position >= self.steps:
             raise RuntimeError(
-                f"all {self.steps} planned steps have run; more would exceed the guarantee. Plan "
-                "more steps in the scheme (and set steps_per_epoch for a loop over epochs)"
+                f"all {self.steps} planned steps have run, and more would exceed the guarantee: "
+                "plan more steps in the scheme (and set steps_per_epoch for a loop over epochs)"
             )
         self._end_iteration()
         self._running = self._next_steps()
@@ -307,8 +309,8 @@ class PrivateLoader:
             raise RuntimeError(self._closed)
         if iteration != self._iteration:
             raise RuntimeError(
-                "a newer iteration over this loader has begun (or its state was loaded); only one "
-                "can run at a time"
+                "a newer iteration over this loader has started (or its state was loaded), and "
+                "only one can run at a time"
             )
 
     def _settle(self) -> None:
@@ -320,12 +322,11 @@ class PrivateLoader:
                 self._plan.complete()
         elif not self._reported:
             raise RuntimeError(
-                f"no optimizer.step() since the batch of step {micro.step} (part {micro.part + 1} "
-                f"of {micro.parts}) was drawn; optimizer.step() has to be called once for every "
-                "batch of the private loader, before the next one is taken, on the optimizer that "
-                "make_private returned and not on the one it was given. A trainer may take one "
-                "ahead where it does not know len(loader): set microbatches= instead of "
-                "max_physical_batch_size="
+                f"optimizer.step() was not called after the batch of step {micro.step} (part "
+                f"{micro.part + 1} of {micro.parts}) was drawn. Call it once for every batch of "
+                "the private loader, before taking the next one, on the optimizer that "
+                "make_private returned. If a trainer fetches one batch ahead because it does not "
+                "know len(loader), set microbatches= instead of max_physical_batch_size="
             )
         elif micro.last and self.position == micro.step:
             raise RuntimeError(f"step {micro.step} was reported but complete_step() was not called")
@@ -343,7 +344,9 @@ class PrivateLoader:
             RuntimeError: if there is no batch, or it was reported already.
         """
         if self.current is None:
-            raise RuntimeError("optimizer.step() was called before a batch of the private loader")
+            raise RuntimeError(
+                "optimizer.step() was called before taking a batch from the private loader"
+            )
         if self._reported:
             raise RuntimeError("optimizer.step() was called twice for one batch; call it once")
         self._reported = True

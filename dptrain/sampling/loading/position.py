@@ -97,22 +97,22 @@ def check_state(
     """
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"state is a {type(state).__name__}: expected what a loader's state_dict() returned"
+            f"state is a {type(state).__name__}: must be what a loader's state_dict() returned"
         )
     if missing := sorted(FIELDS - set(state)):
-        raise ValueError(f"the state lacks {missing}; it is no state of a PrivateLoader")
+        raise ValueError(f"the state lacks {missing}: it is not a state of a PrivateLoader")
     if state["dataset_size"] != dataset_size:
         raise ValueError(
-            f"the state was saved for a dataset of {state['dataset_size']} examples, this one "
-            f"has {dataset_size}; resume with the same data"
+            f"the state was saved for a dataset of {state['dataset_size']} examples, but this one "
+            f"has {dataset_size}: resume with the same data"
         )
     if state["scheme"] != digest(scheme.to_dict()):
         raise ValueError(
-            "the state was saved for another scheme or other parameters; resume with the "
-            f"scheme of the checkpoint, this one is {scheme}"
+            f"the state was saved for another scheme or other parameters than {scheme}: resume "
+            "with the scheme of the checkpoint"
         )
     if state["fingerprint"] != known_by():
         raise ValueError(
-            "the dataset has changed since the state was saved: its rows have other contents; "
-            "resume with the same data in the same order"
+            "the dataset has changed since the state was saved: its rows have other contents. "
+            "Resume with the same data in the same order"
         )

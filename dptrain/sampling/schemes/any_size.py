@@ -37,10 +37,10 @@ class AnySizeScheme(ExchangeableScheme, ABC):
         fields.settle(self, integers=("nominal_size",))
         if self.max_batch_size is not None and self.dataset_size > self.nominal_size:
             raise ValueError(
-                f"{type(self).__name__}: nominal_size={self.nominal_size} with max_batch_size="
-                f"{self.max_batch_size} and dataset_size={self.dataset_size}: where batches are "
-                "cut, it has to be a public upper bound on the number of examples; raise it, or "
-                "leave max_batch_size out"
+                f"{type(self).__name__}: nominal_size={self.nominal_size} with "
+                f"max_batch_size={self.max_batch_size} and dataset_size={self.dataset_size}: if "
+                "batches are truncated, nominal_size must be a public upper bound on the number "
+                "of examples. Raise it, or leave max_batch_size out"
             )
 
     @property

@@ -61,8 +61,8 @@ class Shuffled(ExchangeableScheme):
         if self.batch_size > self.dataset_size:
             raise ValueError(
                 f"Shuffled: batch_size={self.batch_size} is not reachable; the largest possible "
-                f"batch size is {self.dataset_size} (dataset_size, as every example comes once an "
-                "epoch)"
+                f"batch size is {self.dataset_size} (dataset_size, since every example is drawn "
+                "once per epoch)"
             )
 
     @classmethod

@@ -158,10 +158,10 @@ def probability_for_batch_size(
         last, largest = curve.largest()
         if size > largest:
             raise ValueError(
-                f"{_OWNER}: batch_size={size:.10g} is not reachable at any probability: with "
-                f"min_sep={b} the largest possible batch size is {_rounded_down(largest)} (at "
-                f"p = {last:.3g}), as every sampled example excludes all that share a user with "
-                f"it; {_REMEDY}"
+                f"{_OWNER}: batch_size={size:.10g} is not reachable at any probability, since "
+                f"every sampled example excludes all that share a user with it: with min_sep={b} "
+                f"the largest possible batch size is {_rounded_down(largest)} (at p = {last:.3g}); "
+                f"{_REMEDY}"
             )
         if method == "exact":
             root = curve.smallest_probability(size)
@@ -195,7 +195,7 @@ def _method(method: Any, exclusion: Exclusion) -> Method:
     checks.choice("method", method, ("exact", "simulation"), owner=_OWNER)
     if method == "exact" and exclusion == "participation":
         raise ValueError(
-            f"{_OWNER}: method='exact' is not known for exclusion='participation'; use "
+            f"{_OWNER}: method='exact' is not available for exclusion='participation'; use "
             "method='simulation'"
         )
     found: Method = method

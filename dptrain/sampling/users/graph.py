@@ -62,7 +62,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
                 "least one edge; build the graph from the data"
             )
         if not isinstance(self.fingerprint, str):
-            raise ValueError(f"AttributionGraph: fingerprint={self.fingerprint!r} must be text")
+            raise ValueError(f"AttributionGraph: fingerprint={self.fingerprint!r} must be a string")
 
     @classmethod
     def from_csr(cls, offsets: npt.ArrayLike, members: npt.ArrayLike) -> Self:
@@ -276,9 +276,10 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         checks.instance("graph", graph, AttributionGraph, owner="attach")
         if graph != self:  # the facts too: accountants read them, and a file may lie
             raise ValueError(
-                f"the attribution graph has changed: {graph.examples} examples, {graph.users} "
-                f"users (fingerprint {graph.fingerprint[:12]}…) instead of {self.examples}, "
-                f"{self.users} ({self.fingerprint[:12]}…); use the graph that the run began with"
+                f"the attribution graph has changed: it has {graph.examples} examples and "
+                f"{graph.users} users (fingerprint {graph.fingerprint[:12]}…) instead of "
+                f"{self.examples} and {self.users} ({self.fingerprint[:12]}…). Use the graph that "
+                "the run started with"
             )
         return graph
 

@@ -28,10 +28,11 @@ def edges_from_csr(offsets: npt.ArrayLike, members: npt.ArrayLike) -> Edges:
     for name, row in (("offsets", starts), ("members", users)):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise ValueError(
-                f"{name} of type {row.dtype} and shape {row.shape}: give one row of integers"
+                f"{name} has type {row.dtype} and shape {row.shape}: must be a one-dimensional "
+                "array of integers"
             )
     if len(starts) < 2:
-        raise ValueError("offsets has fewer than two entries: there is no example in the graph")
+        raise ValueError("offsets has fewer than two entries, so the graph has no example")
     starts = starts.astype(np.int64)
     sizes = np.diff(starts)
     if starts[0] != 0 or starts[-1] != len(users) or (sizes < 0).any():
@@ -49,14 +50,14 @@ def edges_from_csr(offsets: npt.ArrayLike, members: npt.ArrayLike) -> Edges:
     used = count_users(users, high + 1)
     if not used.all():
         raise ValueError(
-            f"user {int(np.argmin(used))} has no example ({int((used == 0).sum())} users of "
-            f"{len(used)} have none): number the users that have one 0, 1, … without gaps"
+            f"user {int(np.argmin(used))} has no example ({int((used == 0).sum())} of {len(used)} "
+            "users have none): number only the users with examples 0, 1, … without gaps"
         )
     sorted_users = users.astype(np.int32)
     repeated = _sort_rows(starts, sorted_users)
     if repeated is not None:
         example = int(np.searchsorted(starts, int(np.flatnonzero(repeated)[0]), side="right")) - 1
-        raise ValueError(f"example {example} has a user twice: give each of its users once")
+        raise ValueError(f"example {example} lists a user twice: list each of its users once")
     return starts, sorted_users
 
 
@@ -66,8 +67,8 @@ def _refuse_empty(sizes: Offsets) -> None:
     empty = np.flatnonzero(sizes == 0)
     if len(empty):
         raise ValueError(
-            f"example {int(empty[0])} has no user ({len(empty)} examples of {len(sizes)} have "
-            "none): drop them, or give each a user of its own"
+            f"example {int(empty[0])} has no user ({len(empty)} of {len(sizes)} examples have "
+            "none): remove them, or give each a user of its own"
         )
 
 

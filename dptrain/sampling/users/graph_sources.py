@@ -49,8 +49,7 @@ def _check_id(part: Any, user: Any) -> None:
     """
     if part is None:
         raise ValueError(
-            "a user id is None, or has None for a part of it: leave unknown users out, or give "
-            "each a name"
+            "a user id is None, or contains None: leave unknown users out, or give each an id"
         )
     if isinstance(part, str | bytes):
         return
@@ -63,19 +62,20 @@ def _check_id(part: Any, user: Any) -> None:
             _check_id(getattr(part, field.name), user)
     if isinstance(part, torch.Tensor) or type(part).__hash__ is object.__hash__:
         raise ValueError(
-            f"a user id of type {type(part).__name__} is equal to no other object, so that two "
-            "examples could never share it; use text or integers"
+            f"a user id of type {type(part).__name__} is equal to no other object, so no two "
+            "examples could share it: use text or integers"
         )
     if part != part:
-        raise ValueError(
-            "a user id is not a number, or a part of it is not: leave unknown users out"
-        )
+        raise ValueError("a user id is NaN, or contains NaN: leave unknown users out")
 
 
 def edges_from_lists(column: Iterable[Iterable[Hashable]]) -> Edges:
     """Edges of a column of user lists, which is read once, in chunks."""
     if isinstance(column, str | bytes | Mapping):
-        raise ValueError(f"column={type(column).__name__}: give an iterable with a list an example")
+        raise ValueError(
+            f"column={type(column).__name__}: must be an iterable with one list of users per "
+            "example"
+        )
     numbers = _Numbers()
     lengths, parts, first = [], [], 0
     rows = iter(column)
@@ -97,8 +97,8 @@ def _row(example: int, row: Any) -> Sequence[Any]:
     """The users of one example as a sequence."""
     if isinstance(row, str | bytes):
         raise ValueError(
-            f"example {example} has a {type(row).__name__} for a list of users; put a single user "
-            "into a list"
+            f"example {example} has a {type(row).__name__} instead of a list of users: put a "
+            "single user into a list"
         )
     if hasattr(row, "tolist"):  # the elements of arrays and tensors, as Python values
         row = row.tolist()
@@ -109,15 +109,15 @@ def _row(example: int, row: Any) -> Sequence[Any]:
         # goes on in a new process has to find the graph that it began with.
         if {type(user) for user in row} not in (set(), {str}, {bytes}, {int}):
             raise ValueError(
-                f"example {example} has a {type(row).__name__} of users, which has no order of its "
-                "own: give a list"
+                f"example {example} has a {type(row).__name__} of users, which has no fixed order: "
+                "use a list"
             )
         return sorted(row)
     try:
         return tuple(row)
     except TypeError:
         raise ValueError(
-            f"example {example} has a {type(row).__name__} for a list of users"
+            f"example {example} has a {type(row).__name__} instead of a list of users"
         ) from None
 
 
@@ -160,23 +160,28 @@ def edges_from_pairs(
     at = np.asarray(examples)
     if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
         raise ValueError(
-            f"examples of type {at.dtype} and shape {at.shape}: give one row of example numbers"
+            f"examples has type {at.dtype} and shape {at.shape}: must be a one-dimensional array "
+            "of example indices"
         )
     ids = np.asarray(users) if hasattr(users, "tolist") else users
     if isinstance(ids, np.ndarray) and ids.ndim != 1:
-        raise ValueError(f"users of shape {ids.shape}: give one row of user ids")
+        raise ValueError(
+            f"users has shape {ids.shape}: must be a one-dimensional array of user ids"
+        )
     if len(at) != len(ids):
         raise ValueError(
-            f"{len(at)} examples and {len(ids)} users: give both of every pair, in the same order"
+            f"{len(at)} examples and {len(ids)} users are given: give both of every pair, in the "
+            "same order"
         )
     if not len(at):
-        raise ValueError("there are no pairs: an attribution graph needs an example")
+        raise ValueError("there are no pairs: an attribution graph needs at least one example")
     low, high = int(at.min()), int(at.max())
     size = high + 1 if dataset_size is None else dataset_size
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
         raise ValueError(
-            f"example number {wrong} is out of range: dataset_size={size}, numbered from 0"
+            f"example index {wrong} is out of range for dataset_size={size}, which is numbered "
+            "from 0"
         )
     lengths = np.bincount(at.astype(np.int64, copy=False), minlength=size)
     order = None if (at[1:] >= at[:-1]).all() else np.argsort(at, kind="stable")
@@ -226,8 +231,8 @@ def edges_from_dataset(dataset: Any, column: str) -> Edges:
         lists = dataset[column]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
-            f"column={column!r}: a {type(dataset).__name__} gives no such column "
-            f"({named_error(error)}); pass a datasets.Dataset (one split), a mapping of columns, "
+            f"column={column!r}: a {type(dataset).__name__} has no such column "
+            f"({named_error(error)}): pass a datasets.Dataset (one split), a mapping of columns, "
             "or use from_lists"
         ) from error
     return edges_from_lists(lists)

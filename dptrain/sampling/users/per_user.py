@@ -89,8 +89,8 @@ class PerUserStream(SeededStream):
         known = self._users.state_dict()
         if state[_USERS + "step"] != state["step"]:
             raise ValueError(
-                f"{self._name}: the state is of step {state['step']}, and of step "
-                f"{state[_USERS + 'step']} where users are drawn; resume with a whole state"
+                f"{self._name}: the state is of step {state['step']}, but its part for the users "
+                f"is of step {state[_USERS + 'step']}: resume with an undamaged state"
             )
         self._users.load_state_dict({name: state[_USERS + name] for name in known})
 
@@ -150,18 +150,18 @@ class PerUser(UserScheme):
         drawn = self.users
         if drawn.unit != Unit() or drawn.max_per_batch != 1 or drawn.participants is not drawn:
             raise ValueError(
-                f"{_OWNER}: users={name} has units of its own; give a scheme that draws examples, "
-                "of which each stands for a user, for instance Poisson or MinSep"
+                f"{_OWNER}: users={name} defines its own units: give a scheme that draws examples, "
+                "each of which stands for a user, such as Poisson or MinSep"
             )
         if self.users.nominal_size is not None:
             raise ValueError(
                 f"{_OWNER}: users.nominal_size={self.users.nominal_size} keeps the number of users "
-                "private, and who belongs to what is public here; leave nominal_size out"
+                "private, but the attribution graph is public here: leave nominal_size out"
             )
         if self.users.dataset_size != self.graph.users:
             raise ValueError(
-                f"{_OWNER}: users={name} draws from dataset_size={self.users.dataset_size}, and "
-                f"the graph has {self.graph.users} users; make it with "
+                f"{_OWNER}: users={name} draws from dataset_size={self.users.dataset_size}, but "
+                f"the graph has {self.graph.users} users: make it with "
                 f"dataset_size={self.graph.users}"
             )
 
@@ -297,10 +297,10 @@ def _check_disjoint(graph: AttributionGraph) -> None:
     """Refuse graphs with examples of several users."""
     if not graph.is_disjoint:
         raise ValueError(
-            f"{_OWNER}: graph: its {graph.examples} examples have {graph.edges} users between "
-            "them, and a mean over a user's examples needs every example to have one user only; "
-            "use UserCyclic or UserMinSep, which clip every example by itself and allow for shared "
-            "ones"
+            f"{_OWNER}: graph: its {graph.examples} examples have {graph.edges} users in total, "
+            "but a mean over a user's examples requires that every example has exactly one user. "
+            "Use UserCyclic or UserMinSep, which clip every example separately and allow shared "
+            "examples"
         )
 
 
@@ -320,14 +320,14 @@ def _scheme_of(users: Any, **known: Any) -> Scheme:
     parameters = inspect.signature(make).parameters
     if "graph" in parameters:
         raise ValueError(
-            f"{_OWNER}: users.type={name} draws the examples of users itself; choose a scheme that "
-            "draws examples, of which each stands for a user, for instance Poisson or MinSep"
+            f"{_OWNER}: users.type={name} draws the examples of users itself: choose a scheme that "
+            "draws examples, each of which stands for a user, such as Poisson or MinSep"
         )
     own = {key: value for key, value in stated.items() if key != "type"}
     if wrong := sorted(set(own) & {*known, "epochs"} | set(own) - set(parameters)):
         free = [each for each in parameters if each not in (*known, "epochs")]
         raise ValueError(
-            f"{_OWNER}: users.{wrong[0]}={own[wrong[0]]!r}: of {name} state only {free}; the batch "
+            f"{_OWNER}: users.{wrong[0]}={own[wrong[0]]!r}: of {name}, set only {free}; the batch "
             "size, the users and the steps are those of the run"
         )
     steps = known.pop("steps")

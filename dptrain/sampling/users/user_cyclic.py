@@ -171,16 +171,17 @@ class UserCyclic(UserScheme):
         found = []
         if partition.dropped:
             found.append(
-                f"UserCyclic: {partition.dropped} of {self.dataset_size} examples are never drawn: "
-                f"they share users with examples of other slots than theirs could be (cycle="
-                f"{partition.cycle}, spread={partition.spread}, method={partition.method!r}). A "
-                "smaller cycle or bound() with fewer examples a user drops fewer"
+                f"UserCyclic: {partition.dropped} of {self.dataset_size} examples are never drawn, "
+                "because they share users with examples in conflicting slots "
+                f"(cycle={partition.cycle}, spread={partition.spread}, "
+                f"method={partition.method!r}). A smaller cycle, or bound() with fewer examples "
+                "per user, drops fewer"
             )
         if late:
             found.append(
-                f"UserCyclic: {late} of {self.dataset_size} examples are never drawn: with steps="
-                f"{self.steps} and cycle={self.cycle} their slots have no turn. Use a cycle of at "
-                "most so many steps"
+                f"UserCyclic: {late} of {self.dataset_size} examples are never drawn, because with "
+                f"steps={self.steps} and cycle={self.cycle} the run ends before their slots are "
+                "due. Use a cycle of at most that many steps"
             )
         return ". ".join(found) or None
 

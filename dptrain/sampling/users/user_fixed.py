@@ -299,15 +299,15 @@ class UserFixed(UserScheme):
             return None
         average = self.batch_size - found.missing / self.steps
         return (
-            f"UserFixed: {found.short_steps} of {self.steps} batches have fewer than batch_size="
-            f"{self.batch_size} examples, which sums are divided by all the same: the first is that"
-            f" of step {found.first_short_step}, the smallest has {found.smallest}, and "
-            f"{found.missing} are missing in all. The noise is that of full batches, and on "
-            f"average {average:.6g} examples share it. Lower batch_size to that or less, "
-            f"min_sep={self.min_sep} or steps={self.steps}, or raise max_participations="
-            f"{self.max_participations}; largest_batch_size, largest_min_sep and "
-            "fewest_participations of dptrain.sampling.users.user_fixed_limits find limits under "
-            "which all batches are full"
+            f"UserFixed: {found.short_steps} of {self.steps} batches have fewer than "
+            f"batch_size={self.batch_size} examples, although sums are divided by batch_size: the "
+            f"first is that of step {found.first_short_step}, the smallest has {found.smallest}, "
+            f"and {found.missing} are missing in total. The noise is that of full batches, but on "
+            f"average {average:.6g} examples share it. Lower batch_size to at most that "
+            f"number, min_sep={self.min_sep} or steps={self.steps}, or raise "
+            f"max_participations={self.max_participations}; largest_batch_size, largest_min_sep "
+            "and fewest_participations of dptrain.sampling.users.user_fixed_limits compute limits "
+            "under which all batches are full"
         )
 
 

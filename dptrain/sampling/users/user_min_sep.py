@@ -92,8 +92,8 @@ class UserMinSep(UserScheme):
         if burn_in + self.steps > _MOST_STEPS or self.min_sep > _MOST_STEPS:
             raise ValueError(
                 f"{owner}: min_sep={self.min_sep} and burn_in={burn_in} with steps={self.steps} "
-                f"are more than {_MOST_STEPS} steps; a min_sep of at most steps is enough to keep "
-                "every user to one batch, and burn_in=0 begins at once"
+                f"are more than {_MOST_STEPS} steps: min_sep=steps already limits every user to "
+                "one batch, and burn_in=0 starts at once"
             )
 
     @classmethod

@@ -91,8 +91,8 @@ class BLT(Bindable, Toeplitz):
             self._settle(min_sep=checks.integer("min_sep", self.min_sep))
         elif m > 1:
             raise ValueError(
-                f"min_sep is missing: with max_participations={m} say how many steps are between "
-                "two of them at least (min_sep=1 for no restriction)"
+                f"min_sep is missing: with max_participations={m}, set the least number of steps "
+                "between two participations (min_sep=1 for no restriction)"
             )
         self._check_coefficients()
         if self.steps is None:
@@ -106,8 +106,8 @@ class BLT(Bindable, Toeplitz):
         if self.theta is None and self.omega is None:
             if self.buffers > _MOST_OPTIMISED:
                 raise ValueError(
-                    f"buffers={self.buffers}: at most {_MOST_OPTIMISED} are optimized, and beyond "
-                    "about 5 they gain next to nothing; use fewer, or give theta and omega"
+                    f"buffers={self.buffers}: at most {_MOST_OPTIMISED} can be optimized, and more "
+                    "than about 5 improve almost nothing; use fewer, or give theta and omega"
                 )
             return
         if self.theta is None or self.omega is None:
@@ -120,14 +120,14 @@ class BLT(Bindable, Toeplitz):
                     f"{name} has {len(values)} entries, buffers={self.buffers}: make them equal"
                 )
         if not all(0 < value < 1 for value in theta):
-            raise ValueError(f"theta={theta}: all must be between 0 and 1, without the ends")
+            raise ValueError(f"theta={theta}: all entries must lie strictly between 0 and 1")
         if len({1 - value for value in theta}) < len(theta):
             raise ValueError(
-                f"theta={theta}: all must differ, 1 - theta as well after rounding; merge equal "
-                "ones into one buffer and add up their omega"
+                f"theta={theta}: all entries must differ, also 1 - theta after rounding; merge "
+                "equal ones into one buffer and add up their omega"
             )
         if not all(0 <= value < math.inf for value in omega):
-            raise ValueError(f"omega={omega}: all must be finite and not negative")
+            raise ValueError(f"omega={omega}: all entries must be finite and not negative")
         self._settle(theta=theta, omega=omega)
 
     def _check_stable(self) -> None:
@@ -156,9 +156,9 @@ class BLT(Bindable, Toeplitz):
         if blown.size:
             t = int(blown[0])
             raise ValueError(
-                f"omega={self.omega}: C^-1 blows up, its coefficients grow as ({1 - q[-1]:.6g})^t "
-                f"and at step {t} above {_LARGEST_GROWTH:.0e}; lower omega (a sum of at most 1 is "
-                "always stable) or use it for a run that ends before"
+                f"omega={self.omega}: C^-1 diverges, since its coefficients grow as "
+                f"({1 - q[-1]:.6g})^t and exceed {_LARGEST_GROWTH:.0e} at step {t}; lower omega (a "
+                "sum of at most 1 is always stable) or use a shorter run"
             )
 
     @functools.cached_property

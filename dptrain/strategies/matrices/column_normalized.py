@@ -90,7 +90,7 @@ class ColumnNormalizedBandMF(Bindable, LowerTriangular):
         check_bands_fit(self.bands, steps)
         if steps > _LARGEST:
             raise ValueError(
-                f"steps={steps}: ColumnNormalizedBandMF holds every entry and is made for at most "
+                f"steps={steps}: ColumnNormalizedBandMF stores every entry and supports at most "
                 f"{_LARGEST} steps; use BandMF, which is hardly worse there"
             )
 
@@ -167,15 +167,15 @@ def _check_entries(diagonals: Array) -> None:
     zero = np.flatnonzero(diagonals[0] == 0)
     if zero.size:
         raise ValueError(
-            f"coefficients[0, {zero[0]}]=0: the diagonal must be positive, or C^-1 does not exist "
-            f"at step {zero[0]}"
+            f"coefficients[0, {zero[0]}]=0: the diagonal must be positive, since otherwise C^-1 "
+            f"does not exist at step {zero[0]}"
         )
     norms = np.linalg.norm(diagonals, axis=0)
     off = np.flatnonzero(np.abs(norms - 1) > _NORM_TOLERANCE)
     if off.size:
         raise ValueError(
             f"coefficients: column {off[0]} has the norm {norms[off[0]]:.9g}, not 1: divide every "
-            "column by its norm, or use Dense, which takes any"
+            "column by its norm, or use Dense, which allows any norm"
         )
 
 

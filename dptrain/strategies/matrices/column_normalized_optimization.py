@@ -28,8 +28,8 @@ def squared_error(workload: Workload, steps: int, bands: int) -> Loss:
     if steps > _DENSE_UP_TO:
         raise ValueError(
             f"steps={steps}: the inverse of the workload {type(workload).__name__} is not known to "
-            f"be banded, so that at most {_DENSE_UP_TO} steps can be optimized; where learning "
-            "rates are zero, give small positive ones"
+            f"be banded, so at most {_DENSE_UP_TO} steps can be optimized; if some learning rates "
+            "are zero, use small positive ones"
         )
     factor = workload_factor(workload, steps)
     inside = np.arange(bands)[:, None] + np.arange(steps) < steps

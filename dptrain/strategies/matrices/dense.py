@@ -85,7 +85,9 @@ class Dense(Bindable, LowerTriangular):
         if not isinstance(self.equal_norms, bool):
             raise TypeError(f"equal_norms={self.equal_norms!r}: must be True or False")
         if not self.equal_norms and self.epochs is None:
-            raise ValueError("equal_norms=False: only with epochs=, whose columns share a norm")
+            raise ValueError(
+                "equal_norms=False needs epochs=, whose columns otherwise have equal norms"
+            )
         checked_workload(self.workload)
         if self.matrix is not None:
             text = self.matrix if isinstance(self.matrix, str) else pack(self.matrix)
@@ -107,8 +109,8 @@ class Dense(Bindable, LowerTriangular):
         if wrong.size:
             t = int(wrong[0])
             raise ValueError(
-                f"matrix[{t}, {t}]={self._diagonals[0, t]:.6g}: the diagonal must be positive, or "
-                f"C^-1 does not exist at step {t}"
+                f"matrix[{t}, {t}]={self._diagonals[0, t]:.6g}: the diagonal must be positive, "
+                f"since otherwise C^-1 does not exist at step {t}"
             )
         for name, value in (("steps", n), ("bands", bands)):
             if getattr(self, name) not in (None, value):
@@ -161,8 +163,8 @@ class Dense(Bindable, LowerTriangular):
             check_bands_fit(self.bands, steps)
         if self.epochs is not None and steps % self.epochs:
             raise ValueError(
-                f"epochs={self.epochs} does not divide the {steps} steps of the run: use epochs "
-                "that do, or bands=steps // epochs, which needs no exact distance"
+                f"epochs={self.epochs} does not divide the {steps} steps of the run: use a number "
+                "of epochs that does, or bands=steps // epochs, which needs no exact distance"
             )
         return {"matrix": pack(self._optimum(steps)), "bands": None}
 
@@ -204,6 +206,6 @@ class Dense(Bindable, LowerTriangular):
 def _check_size(steps: int) -> None:
     if steps > _LARGEST:
         raise ValueError(
-            f"a Dense strategy of {steps} steps: at most {_LARGEST} can be held as a matrix; use "
+            f"a Dense strategy of {steps} steps: at most {_LARGEST} can be stored as a matrix; use "
             "ColumnNormalizedBandMF, BandMF or BLT"
         )

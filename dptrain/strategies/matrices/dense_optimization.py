@@ -134,7 +134,8 @@ def optimal_for_epochs(factor: Array, epochs: int, *, equal_norms: bool = True) 
     if not gap <= _ACCEPTED:
         raise RuntimeError(
             f"no optimum found for steps={n}, epochs={epochs}: the duality gap is still {gap:.1e} "
-            f"after {iterations} iterations; use fewer epochs, or a workload with less spread"
+            f"after {iterations} iterations; use fewer epochs, or a workload whose entries vary "
+            "less"
         )
     product = best @ best.T
     blocks.set_identity(product)  # which they are to rounding

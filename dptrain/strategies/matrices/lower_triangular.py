@@ -142,9 +142,9 @@ class LowerTriangular(Strategy, ABC):
         if blown.size:
             t = int(blown[0])
             raise ValueError(
-                f"C^-1 of {owner} blows up: at step {t} the noise has {growth[t]:.3g} times the "
-                f"standard deviation of uncorrelated noise, more than {_LARGEST_GROWTH:.0e}; give "
-                "a matrix whose columns fall from the diagonal on, or a run that ends before"
+                f"C^-1 of {owner} diverges: at step {t} the noise has {growth[t]:.3g} times the "
+                f"standard deviation of uncorrelated noise, more than {_LARGEST_GROWTH:.0e}; use a "
+                "matrix whose columns decrease from the diagonal on, or a shorter run"
             )
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:

@@ -76,8 +76,9 @@ class BandInvMF(InverseBandedToeplitz):
             self._settle(min_sep=checks.integer("min_sep", self.min_sep))
         elif self.max_participations > 1:
             raise ValueError(
-                f"min_sep=None with max_participations={self.max_participations}: say how many "
-                "steps apart they are, e.g. min_sep=steps // max_participations for whole epochs"
+                f"min_sep=None with max_participations={self.max_participations}: set the least "
+                "number of steps between two participations, e.g. min_sep=steps // "
+                "max_participations for whole epochs"
             )
         if self.coefficients is not None:
             self._settle(coefficients=self._checked(self.coefficients))
@@ -91,11 +92,13 @@ class BandInvMF(InverseBandedToeplitz):
         g = tuple(value + 0.0 for value in checks.numbers("coefficients", coefficients))  # no -0.0
         if len(g) != self.inverse_bands:
             raise ValueError(
-                f"coefficients has {len(g)} entries, inverse_bands={self.inverse_bands}: make equal"
+                f"coefficients has {len(g)} entries and inverse_bands={self.inverse_bands}: make "
+                "them equal"
             )
         if not all(map(math.isfinite, g)) or g[0] <= 0:
             raise ValueError(
-                f"coefficients={g}: of C^-1, must be finite and the first one positive"
+                f"coefficients={g}: the coefficients of C^-1 must be finite and the first one "
+                "positive"
             )
         return g
 

@@ -81,14 +81,18 @@ class BandMF(Bindable, BandedToeplitz):
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
         c = checks.numbers("coefficients", coefficients)
         if len(c) != self.bands:
-            raise ValueError(f"coefficients has {len(c)} entries, bands={self.bands}: make equal")
+            raise ValueError(
+                f"coefficients has {len(c)} entries and bands={self.bands}: make them equal"
+            )
         for k, value in enumerate(c):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
                     f"coefficients: entry {k} is {value}: must be finite and not negative"
                 )
         if c[0] == 0:
-            raise ValueError("coefficients: entry 0 is 0: must be positive, or C has no inverse")
+            raise ValueError(
+                "coefficients: entry 0 is 0: must be positive, since otherwise C has no inverse"
+            )
         return c
 
     def _check_fits(self, steps: int) -> None:

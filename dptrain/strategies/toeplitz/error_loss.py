@@ -106,9 +106,9 @@ def error_losses(workload: Workload, steps: int, objective: str) -> tuple[Loss, 
         return (_toeplitz_loss(workload, steps, objective),)
     if steps > _LARGEST_DENSE:
         raise ValueError(
-            f"steps={steps}: strategies can be optimized for a {type(workload).__name__} that is "
-            f"not Toeplitz up to {_LARGEST_DENSE} steps, since that takes n×n matrices; optimize "
-            "for a constant learning rate instead"
+            f"steps={steps}: for a {type(workload).__name__} that is not Toeplitz, strategies can "
+            f"be optimized for at most {_LARGEST_DENSE} steps, since that takes n×n matrices; "
+            "optimize for a constant learning rate instead"
         )
     if objective == "max":
         rows = RowNorms(workload.matrix(steps))

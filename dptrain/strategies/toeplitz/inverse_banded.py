@@ -72,15 +72,15 @@ def check_bounded(owner: str, g: Array, steps: int) -> None:
     if negative.size:
         t = int(negative[0])
         raise ValueError(
-            f"C of this {owner} is negative at step {t} of {steps}, {c[t]:.3g}, where its "
-            "sensitivity needs C ≥ 0; use coefficients of C^-1 that are not positive after the "
+            f"C of this {owner} is negative at step {t} of {steps}, {c[t]:.3g}, but its "
+            "sensitivity requires C ≥ 0; use coefficients of C^-1 that are not positive after the "
             "first, or fewer steps"
         )
     blown = np.flatnonzero(~(c <= _LARGEST_GROWTH * c[0]))
     if blown.size:
         t = int(blown[0])
         raise ValueError(
-            f"C of this {owner} blows up: at step {t} its coefficient is {c[t]:.3g}, more than "
-            f"{_LARGEST_GROWTH:.0e} times the one at step 0, and the sensitivity with it; use "
-            f"coefficients of C^-1 whose tail adds up to at most coefficients[0]={g[0]}"
+            f"C of this {owner} diverges: at step {t} its coefficient is {c[t]:.3g}, more than "
+            f"{_LARGEST_GROWTH:.0e} times the one at step 0, and the sensitivity grows with it; "
+            f"use coefficients of C^-1 whose tail adds up to at most coefficients[0]={g[0]}"
         )

@@ -24,12 +24,12 @@ def checked_decay(alpha: float, beta: float) -> tuple[float, float]:
     alpha, beta = checks.number("alpha", alpha), checks.number("beta", beta)
     if not 0 < alpha <= 1:
         raise ValueError(
-            f"alpha={alpha}: must be in (0, 1]; it is 1 - learning rate · weight decay, "
-            "1 without weight decay"
+            f"alpha={alpha}: must be in (0, 1]; it is 1 - learning rate · weight decay, so 1 "
+            "without weight decay"
         )
     if not 0 <= beta < alpha:
         raise ValueError(
-            f"beta={beta}: the momentum must be in [0, alpha) = [0, {alpha}), 0 for none"
+            f"beta={beta}: the momentum must be in [0, alpha) = [0, {alpha}), with 0 for none"
         )
     return alpha, beta + 0.0  # -0.0 becomes 0.0: equal values have one JSON text
 

@@ -212,9 +212,9 @@ def check_stable(owner: str, inverse_column: Array) -> None:
     if blown.size:
         t = int(blown[0])
         raise ValueError(
-            f"C^-1 of {owner} blows up: at step {t} its coefficient is {inverse_column[t]:.3g}, "
-            f"more than {_LARGEST_GROWTH:.0e} times the one at step 0, and the noise with it; use "
-            "coefficients that fall from c_0 on, or fewer bands, or a run that ends before"
+            f"C^-1 of {owner} diverges: at step {t} its coefficient is {inverse_column[t]:.3g}, "
+            f"more than {_LARGEST_GROWTH:.0e} times the one at step 0, and the noise grows with "
+            "it; use coefficients that decrease from c_0 on, fewer bands, or a shorter run"
         )
 
 

@@ -50,8 +50,8 @@ def steps_with(rows: int, height: int) -> int:
             high = middle
     if rows < 1 or node_count(low, height) != rows:
         raise ValueError(
-            f"z has {rows} rows: trees of height {height} over {low} steps have "
-            f"{node_count(low, height)} nodes, and z needs a row for each"
+            f"z has {rows} rows: must have {node_count(low, height)}, one for each node of the "
+            f"trees of height {height} over {low} steps"
         )
     return low
 

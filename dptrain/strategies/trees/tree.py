@@ -57,8 +57,8 @@ class Tree(Bindable, BinaryTrees):
         steps = self.bound_steps
         if self.rows(steps) != rows:
             raise ValueError(
-                f"z has {rows} rows: a Tree of {steps} steps has {self.rows(steps)} nodes, and z "
-                "needs a row for each"
+                f"z has {rows} rows: must have {self.rows(steps)}, one for each node of a Tree of "
+                f"{steps} steps"
             )
         return steps
 
@@ -107,7 +107,7 @@ class TreeRestart(BinaryTrees):
         fits = checks.steps(steps).bit_length()
         if self.height > fits:
             raise ValueError(
-                f"height={self.height} asks for trees of 2^{self.height - 1} leaves, more than the "
+                f"height={self.height} means trees of 2^{self.height - 1} leaves, more than the "
                 f"{steps} steps of the run: use at most height={fits}, or Tree()"
             )
         return self.height

@@ -74,7 +74,7 @@ def test_a_file_gives_the_bits_of_memory_at_every_step(name, cut, dtype, folder)
     file = open_stream(STRATEGIES[name], **options, folder=folder)
     assert file.buffer_bytes == memory.buffer_bytes > 0
     assert_same(rows(file, STEPS), rows(memory, STEPS))
-    with pytest.raises(RuntimeError, match="rows of noise are spent"):
+    with pytest.raises(RuntimeError, match="rows of noise are used up"):
         next(file)
     held, other = file.state_dict(), memory.state_dict()
     for mine, theirs in zip(held.pop("buffers"), other.pop("buffers"), strict=True):
@@ -397,7 +397,7 @@ def test_what_cannot_be_in_a_file_is_refused(folder, monkeypatch):
     on_card = dataclasses.replace(Layout.of(LIKE), devices=(torch.device("cuda", 0),))
     with monkeypatch.context() as patched:
         patched.setattr(Layout, "of", lambda *_, **__: on_card)
-        with pytest.raises(ValueError, match="device cuda:0: past noise is kept in a file for"):
+        with pytest.raises(ValueError, match="device cuda:0: past noise can be kept in a file"):
             open_stream(BSR(bands=4), folder=folder)
 
     class OnesStream(ConvolutionStream):
@@ -405,7 +405,7 @@ def test_what_cannot_be_in_a_file_is_refused(folder, monkeypatch):
             return [buffer + 1 for buffer in super()._allocate(row)]
 
     monkeypatch.setattr(factory, "stream_class", lambda _: OnesStream)
-    with pytest.raises(ValueError, match="OnesStream, whose buffers do not begin as zeros"):
+    with pytest.raises(ValueError, match="OnesStream, whose buffers do not start at zero"):
         open_stream(BSR(bands=4), folder=folder)
 
 

@@ -136,11 +136,11 @@ def test_pieces_with_gaps_are_the_bits_of_the_whole_and_of_any_others(strategy, 
 def test_pieces_that_do_not_fit_are_refused():
     options = {"steps": 2, "like": [torch.empty(4), torch.empty(2, 3)], "seed": 0}
     for pieces, text in (
-        ([(0, 4)], "not one for each"),
+        ([(0, 4)], "must have one per tensor"),
         ([(0, 4), (0, 7)], r"pieces\[1\]=\(0, 7\)"),
         ([(3, 2), (0, 6)], r"pieces\[0\]=\(3, 2\)"),
     ):
         with pytest.raises(ValueError, match=text):
             noise_stream(Identity(), **options, pieces=pieces)
-    with pytest.raises(ValueError, match="state one of the two"):
+    with pytest.raises(ValueError, match="leave one of the two out"):
         noise_stream(Identity(), **options, pieces=[(0, 4), (0, 6)], shard=(0, 1))

@@ -158,7 +158,7 @@ def test_what_mixes_rows_is_refused(collate):
         for start in range(4):
             check.look_at([data[k] for k in range(start, start + 5)], seed=start)
 
-    with pytest.raises(RuntimeError, match=r"mixes the examples.*mix views of one example$"):
+    with pytest.raises(RuntimeError, match=r"mixes the examples.*mix only views of one example$"):
         first_batches()
 
 

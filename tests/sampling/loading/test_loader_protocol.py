@@ -12,7 +12,7 @@ def test_driven_protocol():
     with pytest.raises(RuntimeError, match="driven"):
         make().complete_step()
     loader = make(max_physical_batch_size=4, driven=True)
-    with pytest.raises(RuntimeError, match="before a batch"):
+    with pytest.raises(RuntimeError, match="before taking a batch"):
         loader.report_microbatch()
     batches = 0
     for _ in loader:
@@ -39,7 +39,7 @@ def test_driven_protocol():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_driven_refuses_a_batch_without_optimizer_step(workers):
     loader = make(num_workers=workers, driven=True)
-    with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) has to be called once for every"):
+    with pytest.raises(RuntimeError, match=r"Call it once for every"):
         for _ in loader:
             pass
     assert loader.position == 0

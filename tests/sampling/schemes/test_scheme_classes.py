@@ -48,7 +48,9 @@ def test_the_same_class_may_be_made_again():
 def test_files_of_an_earlier_layout_are_told_what_to_write(name):
     fields = {"probability": 0.1, "dataset_size": 9, "steps": 3, "max_batch_size": 2}
     now = f"use {name.removeprefix('Truncated')} with max_batch_size"
-    with pytest.raises(ValueError, match=f"'{name}' is of an earlier layout: {now}"):
+    with pytest.raises(ValueError, match=f"'{name}' belongs to an earlier format: {now}"):
         Scheme.from_dict({"type": name, **fields})
-    with pytest.raises(ValueError, match=rf"scheme\.type={name} is of an earlier layout: {now}"):
+    with pytest.raises(
+        ValueError, match=rf"scheme\.type={name} belongs to an earlier format: {now}"
+    ):
         check_scheme({"type": name, "batch_size": 2, "max_batch_size": 3})

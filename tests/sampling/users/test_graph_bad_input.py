@@ -20,14 +20,14 @@ Lists = list[list[Hashable]]
         ([], "no example"),
         ([["a"], [], ["b"], []], r"example 1 has no user \(2 examples of 4"),
         (["abc", "d"], "example 0 has a str .*put a single user into a list"),
-        ("abc", "give an iterable with a list an example"),
+        ("abc", "must be an iterable with one list of users per example"),
         ([["a"], None], "example 1 has a NoneType"),
-        ([["a"], {"a", 1}], "example 1 has a set .*give a list"),
-        ([["a"], {frozenset("a"), frozenset("b")}], "example 1 has a set .*give a list"),
+        ([["a"], {"a", 1}], "example 1 has a set .*use a list"),
+        ([["a"], {frozenset("a"), frozenset("b")}], "example 1 has a set .*use a list"),
         ([["a"], set()], "example 1 has no user"),
         ([["a"], ["b", None]], "example 1: a user id is None"),
         ([["a"], ["b"], [{"name": "c"}]], "example 2: user ids must be hashable.*dict"),
-        ([["a"], [float("nan")]], "example 1: a user id is not a number"),
+        ([["a"], [float("nan")]], "example 1: a user id is NaN"),
         ([["a"], [object()]], "example 1: .*equal to no other object"),
         ([[torch.tensor(1)], [torch.tensor(1)]], "example 0: .*equal to no other object"),
     ],
@@ -42,16 +42,16 @@ def test_bad_lists(column: list[list[Hashable]], message: str) -> None:
     [
         ([], [], None, "no pairs"),
         ([0, 1], ["a"], None, "2 examples and 1 users"),
-        ([0, -1], ["a", "b"], None, "example number -1 is out of range"),
-        ([0, 3], ["a", "b"], 3, "example number 3 is out of range: dataset_size=3"),
+        ([0, -1], ["a", "b"], None, "example index -1 is out of range"),
+        ([0, 3], ["a", "b"], 3, "example index 3 is out of range for dataset_size=3"),
         ([0, 2], ["a", "b"], None, r"example 1 has no user \(1 examples of 3"),
         ([0, 1], ["a", "b"], 5, r"example 2 has no user \(3 examples of 5"),
         ([0, 1], ["a", "b"], 0, "dataset_size=0 must be at least 1"),
-        ([0.0, 1.0], ["a", "b"], None, "one row of example numbers"),
-        ([[0, 1]], ["a"], None, "one row of example numbers"),
-        ([0, 1], np.array([[1], [2]]), None, "one row of user ids"),
+        ([0.0, 1.0], ["a", "b"], None, "array of example indices"),
+        ([[0, 1]], ["a"], None, "array of example indices"),
+        ([0, 1], np.array([[1], [2]]), None, "array of user ids"),
         ([1, 0], [["a"], "b"], None, "pair 0: user ids must be hashable"),
-        ([0, 1], np.array([0.5, np.nan]), None, "pair 1: a user id is not a number"),
+        ([0, 1], np.array([0.5, np.nan]), None, "pair 1: a user id is NaN"),
     ],
 )
 def test_bad_pairs(examples: list[int], users: list[str], size: int | None, message: str) -> None:
@@ -67,8 +67,8 @@ def test_bad_pairs(examples: list[int], users: list[str], size: int | None, mess
         ([0, 1, 2], [0, 2], "user 1 has no example"),
         ([0, 1, 2], [0, 9], "user number that is too large"),
         ([0, 1, 2], [0, -1], "user number that is negative"),
-        ([0, 2, 3], [1, 1, 0], "example 0 has a user twice"),
-        ([0, 1, 4], [0, 1, 0, 1], "example 1 has a user twice"),
+        ([0, 2, 3], [1, 1, 0], "example 0 lists a user twice"),
+        ([0, 1, 4], [0, 1, 0, 1], "example 1 lists a user twice"),
         ([0, 1, 3], [0, 1], "must ascend from 0"),
         ([1, 2], [0, 0], "must ascend from 0"),
         ([0, 2, 1, 3], [0, 1, 2], "must ascend from 0"),
@@ -105,7 +105,7 @@ def test_bad_dataset() -> None:
             AttributionGraph.from_dataset(dataset, column)
     with pytest.raises(ValueError, match="no example"):
         AttributionGraph.from_dataset(dataset.select([]), "empty")
-    with pytest.raises(ValueError, match="gives no such column"):
+    with pytest.raises(ValueError, match="has no such column"):
         AttributionGraph.from_dataset({"authors": [["a"]]}, "users")
     with pytest.raises(ValueError, match="one split"):
         AttributionGraph.from_dataset(datasets.DatasetDict(train=dataset), "empty")

@@ -175,7 +175,7 @@ def test_shared_examples_are_refused_with_the_remedy():
         lambda: PerUser(graph=graph, users=users, group_size=2),
         lambda: PerUser.for_batch_size(graph=graph, batch_size=1, steps=3, group_size=2),
     ):
-        with pytest.raises(ValueError, match=r"one user only; use UserCyclic or UserMinSep"):
+        with pytest.raises(ValueError, match=r"exactly one user. Use UserCyclic or UserMinSep"):
             make()
 
 
@@ -183,12 +183,12 @@ def test_unfit_schemes_of_users_are_refused():
     for users, said in (
         (Poisson(probability=0.5, dataset_size=39, steps=3), "dataset_size=39.*40 users"),
         (Poisson(probability=0.5, dataset_size=40, steps=3, nominal_size=50), "nominal_size"),
-        (per_user(SMALL), "units of its own"),
+        (per_user(SMALL), "its own units"),
         (
             UserMinSep(graph=SMALL, probability=0.1, min_sep=2, steps=3, batch_size=3.0),
-            "units of its own",
+            "its own units",
         ),
-        (UserFixed(graph=SMALL, batch_size=3, min_sep=2, steps=3), "units of its own"),
+        (UserFixed(graph=SMALL, batch_size=3, min_sep=2, steps=3), "its own units"),
     ):
         with pytest.raises(ValueError, match=said):
             PerUser(graph=SMALL, users=users, group_size=2)

@@ -204,7 +204,10 @@ def test_the_shortfall_says_what_a_batch_has_on_average_and_a_remedy():
     scheme = scheme_of(SMALL, batch_size=20, min_sep=4, steps=25)
     average = np.mean([len(batch) for batch in batches_of(scheme, 3)])
     text = scheme.shortfall(3)
-    assert f"on average {average:.6g} examples share it. Lower batch_size to that or less" in text
+    assert (
+        f"on average {average:.6g} examples share it. Lower batch_size to at most that number"
+        in text
+    )
     for name in ("largest_batch_size", "largest_min_sep", "fewest_participations"):
         assert name in text
         assert name in vars(user_fixed_limits)

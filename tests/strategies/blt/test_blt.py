@@ -269,5 +269,5 @@ def test_bound_to_one_length_only():
 
 def test_workload_of_another_length():
     schedule = MomentumSGD(learning_rates=(1.0, 0.5, 0.25))
-    with pytest.raises(ValueError, match="learning_rates has 3 entries, the run 4"):
+    with pytest.raises(ValueError, match="learning_rates has 3 entries, but the run has 4"):
         BLT(workload=schedule).bind(4)

@@ -36,7 +36,7 @@ class TestGrowingInverseOfTwoBuffers(StrategyContract):
 def test_an_inverse_that_blows_up_names_the_step(theta, omega):
     n = 200
     unbound = BLT(buffers=len(theta), theta=theta, omega=omega)
-    with pytest.raises(ValueError, match=r"omega=.*blows up.*lower omega") as caught:
+    with pytest.raises(ValueError, match=r"omega=.*diverges.*lower omega") as caught:
         unbound.bind(n)
     step = int(str(caught.value).split("at step ")[1].split()[0])
     g = np.abs(matrices.inverse(matrices.blt(theta, omega, n))[:, 0])

@@ -218,7 +218,7 @@ def test_bad_coefficients(coefficients, message):
         (
             {"bands": 2, "workload": MomentumSGD(learning_rates=(0.0, *[1.0] * 2000))},
             2001,
-            "give small positive ones",
+            "use small positive ones",
         ),
     ],
 )
@@ -232,7 +232,7 @@ def test_coefficients_whose_inverse_blows_up():
     diagonals = np.tile([[1.0], [3.0]], (1, n))
     diagonals[1, -1] = 0.0
     diagonals /= np.linalg.norm(diagonals, axis=0)
-    with pytest.raises(ValueError, match=r"ColumnNormalizedBandMF\(bands=2\) blows up: at step 1"):
+    with pytest.raises(ValueError, match=r"ColumnNormalizedBandMF\(bands=2\) diverges: at step 1"):
         ColumnNormalizedBandMF(bands=2, coefficients=diagonals).bind(n)
 
 

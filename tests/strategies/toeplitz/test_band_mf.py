@@ -74,7 +74,7 @@ def test_refuses_coefficients(coefficients, message):
 def test_refuses_coefficients_whose_inverse_blows_up():
     # C^-1 of 1 + 2x has the coefficients (-2)^t, and 2^20 is the first above 10^6.
     rising = BandMF(bands=2, coefficients=(1.0, 2.0))
-    with pytest.raises(ValueError, match=r"BandMF\(bands=2\) blows up: at step 20 "):
+    with pytest.raises(ValueError, match=r"BandMF\(bands=2\) diverges: at step 20 "):
         rising.bind(21)
     assert rising.bind(20).steps == 20
     value = json.loads(json.dumps(rising.bind(20).to_dict())) | {"steps": 21}
@@ -85,7 +85,7 @@ def test_refuses_coefficients_whose_inverse_blows_up():
 def test_refuses_a_workload_of_another_length():
     strategy = BandMF(bands=2, workload=MomentumSGD(learning_rates=linear_decay(9)))
     with pytest.raises(
-        (TypeError, ValueError), match="learning_rates has 9 entries, the run 10 steps"
+        (TypeError, ValueError), match="learning_rates has 9 entries, but the run has 10 steps"
     ):
         strategy.bind(10)
     with pytest.raises((TypeError, ValueError), match="matrix of 3 steps, the run has 4"):

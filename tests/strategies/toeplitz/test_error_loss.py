@@ -124,7 +124,7 @@ def test_a_toeplitz_matrix_given_as_dense_has_the_same_loss(objective):
 def test_refuses():
     with pytest.raises(ValueError, match="objective='median'"):
         final_error_loss(PREFIX_SUMS, 5, "median")
-    with pytest.raises(ValueError, match="5 entries, the run 6 steps"):
+    with pytest.raises(ValueError, match="5 entries, but the run has 6 steps"):
         final_error_loss(MomentumSGD(learning_rates=(1.0,) * 5), 6, "mean")
     rates = linear_decay(4001)
     for objective in ("mean", "max"):

@@ -87,7 +87,7 @@ class GraphPartition(JsonValue, family="graph partition"):
         profiles = tuple(_integers("profiles", profile) for profile in self.profiles)
         object.__setattr__(self, "profiles", profiles)
         if self.method not in (*METHODS, _OWN):
-            raise ValueError(f"{owner}: method={self.method!r} is none of {(*METHODS, _OWN)}")
+            raise ValueError(f"{owner}: method={self.method!r} must be one of {(*METHODS, _OWN)}")
         whole = (
             len(self.sizes) == self.cycle
             and min(self.sizes) >= 0
@@ -149,8 +149,8 @@ class GraphPartition(JsonValue, family="graph partition"):
         seed = checks.integer("seed", seed, minimum=0, owner=owner)
         if cycle % spread:
             raise ValueError(
-                f"{owner}: spread={spread} is no divisor of cycle={cycle}: a part has so many "
-                "slots, equally far apart; change either"
+                f"{owner}: spread={spread} does not divide cycle={cycle}, but each part of the "
+                "graph has that many slots at equal distances: change one of the two"
             )
         _check_cycle(graph, cycle)
         if method is None:
@@ -213,8 +213,8 @@ class GraphPartition(JsonValue, family="graph partition"):
         # Before they are converted: 2^64 - 1 would become -1.
         if slot.min() < -1 or slot.max() >= cycle or slot.max() < 0:
             raise ValueError(
-                f"{owner}: slots from {slot.min()} to {slot.max()}: they must lie in 0 to "
-                f"{cycle - 1}, -1 for examples that are dropped, and not all be dropped"
+                f"{owner}: slots from {slot.min()} to {slot.max()}: must lie in 0 to {cycle - 1}, "
+                "or be -1 for examples that are dropped, and at least one must be kept"
             )
         return cls._of(graph, slot.astype(np.int64), cycle=cycle, spread=1, method=_OWN, seed=0)
 
@@ -308,8 +308,8 @@ class GraphPartition(JsonValue, family="graph partition"):
             found = source
         elif self.method == _OWN:
             raise ValueError(
-                "the slots of this partition were given, and cannot be found in the graph: pass "
-                "GraphPartition.from_slots(graph, slots, cycle=…) to attach()"
+                "the slots of this partition were given by hand and cannot be computed from the "
+                "graph: pass GraphPartition.from_slots(graph, slots, cycle=…) to attach()"
             )
         else:
             found = GraphPartition.of_graph(
@@ -323,10 +323,10 @@ class GraphPartition(JsonValue, family="graph partition"):
             self._check_facts(found)
         else:
             raise ValueError(
-                f"the partition has changed: its slots have the fingerprint "
-                f"{found.fingerprint[:12]}… instead of {self.fingerprint[:12]}…, as with another "
-                "version of pymetis; pass attach() the partition that the run began with, from "
-                "its slots: GraphPartition.from_slots(graph, slots, cycle=…)"
+                "the partition has changed: its slots have the fingerprint "
+                f"{found.fingerprint[:12]}… instead of {self.fingerprint[:12]}…, which another "
+                "version of pymetis may cause. Pass attach() the partition that the run started "
+                "with, from its slots: GraphPartition.from_slots(graph, slots, cycle=…)"
             )
         attached = dataclasses.replace(self, graph=found.graph)
         object.__setattr__(attached, "_slots", found.slots)
@@ -338,8 +338,8 @@ class GraphPartition(JsonValue, family="graph partition"):
             stated, true = getattr(self, name), getattr(found, name)
             if stated != true:
                 raise ValueError(
-                    f"the partition read from a file states {name}={_short(stated)}, and its slots "
-                    f"have {name}={_short(true)}; make it anew with GraphPartition.of_graph or "
+                    f"the partition read from a file states {name}={_short(stated)}, but its slots "
+                    f"have {name}={_short(true)}: create it again with GraphPartition.of_graph or "
                     "from_slots"
                 )
 

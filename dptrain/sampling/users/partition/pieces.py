@@ -62,7 +62,8 @@ def conflicts(offsets: Offsets, of_user: Rows, users: Rows | None = None) -> tup
     if total > _MOST_PAIRS:
         raise ValueError(
             f"the examples of this graph share users in {total:.3g} pairs, more than "
-            f"{_MOST_PAIRS:.3g}: one user has {int(counts.max())} examples; bound() the graph first"
+            f"{_MOST_PAIRS:.3g} (one user has {int(counts.max())} examples): bound() the graph "
+            "first"
         )
     left, right = [], []
     for count in np.unique(counts[counts > 1]).tolist():
