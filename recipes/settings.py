@@ -319,7 +319,7 @@ class RunSettings:
         if folder is not None and self.device != "cpu":
             raise ValueError(
                 f"privacy.noise_folder={self.privacy.noise_folder!r} with device={self.device!r}: "
-                "past noise is kept in a file for noise on the CPU only; set it to null, or device "
+                "past noise can be kept in a file on the CPU only; set it to null, or device "
                 "to cpu"
             )
 

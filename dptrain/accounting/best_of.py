@@ -81,10 +81,10 @@ class BestOf(DeterministicAccountant):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.members:
-            raise ValueError("members: there must be at least one accountant")
+            raise ValueError("members: must contain at least one accountant")
         if {member.adjacency for member in self.members} != {self.adjacency}:
             raise ValueError(
-                f"members: all must be about adjacency={self.adjacency.value!r}, not "
+                f"members: all must use adjacency={self.adjacency.value!r}, but they are "
                 f"{[(member.name, member.adjacency.value) for member in self.members]}"
             )
 
@@ -92,7 +92,7 @@ class BestOf(DeterministicAccountant):
     def of(cls, members: Sequence[DeterministicAccountant]) -> BestOf:
         """The best of accountants of the same adjacency."""
         if not members:
-            raise ValueError("members: there must be at least one accountant")
+            raise ValueError("members: must contain at least one accountant")
         return cls(tuple(members), adjacency=members[0].adjacency)
 
     @property

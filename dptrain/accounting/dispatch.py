@@ -70,8 +70,9 @@ def find_accountants(
         checks.instance("accountant", accountant, Accountant, example="'gaussian', its name")
         if accountant.adjacency is not adjacency:
             raise ValueError(
-                f"accountant={accountant.name!r} states {accountant.adjacency.value}, asked for is "
-                f"adjacency={adjacency.value!r}; leave accountant out or change the adjacency"
+                f"accountant={accountant.name!r} states {accountant.adjacency.value}, but "
+                f"adjacency={adjacency.value!r} was requested; leave accountant out or change the "
+                "adjacency"
             )
         asked = mechanism.participants
         if reason := size_refusal(adjacency, mechanism) or accountant.obstacle(asked):
@@ -247,8 +248,8 @@ def trade_off(
         floor = checks.number("floor", floor, minimum=LEAST_FLOOR, below=0.5)
     if guarantee.mechanism_hash != mechanism.hash:
         raise ValueError(
-            f"guarantee: it is about the mechanism {guarantee.mechanism_hash}, not {mechanism.hash}"
-            "; take account(mechanism, ...)"
+            f"guarantee: it describes the mechanism {guarantee.mechanism_hash}, not "
+            f"{mechanism.hash}; take account(mechanism, ...)"
         )
     member: Accountant | None = None
     if accountant is not None:

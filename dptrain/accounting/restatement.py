@@ -47,12 +47,12 @@ def mechanism_of(guarantee: Guarantee) -> MatrixMechanism:
             noise_multiplier=guarantee.noise_multiplier,
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(f"its mechanism cannot be built again: {error}") from error
+        raise ValueError(f"its mechanism cannot be rebuilt: {error}") from error
     if found.hash != guarantee.mechanism_hash:
         raise ValueError(
-            f"its mechanism_hash {guarantee.mechanism_hash} is not that of its scheme, strategy "
-            f"and noise_multiplier={guarantee.noise_multiplier:g}, {found.hash}: one of them was "
-            "changed"
+            f"its mechanism_hash {guarantee.mechanism_hash} does not match its scheme, strategy "
+            f"and noise_multiplier={guarantee.noise_multiplier:g}, which give {found.hash}: one of "
+            "them was changed"
         )
     return found
 
@@ -129,14 +129,14 @@ def _stated(guarantee: Guarantee, mechanism: MatrixMechanism) -> Accountant:
     ]
     if not slow:
         raise ValueError(
-            "no accountant proves the whole curve of this mechanism; of a simulation only the one "
-            "(ε, δ) is certain"
+            "no accountant proves the whole curve of this mechanism; a simulation shows only one "
+            "(ε, δ)"
         )
     first = slow[0]
     assert first.cost is not None
     raise ValueError(
-        f"its whole curve takes {first.cost.value} to prove, and is had by "
-        f"profile=dptrain.profile(mechanism, accountant={first.name!r})"
+        f"proving its whole curve takes {first.cost.value}; use profile=dptrain.profile(mechanism, "
+        f"accountant={first.name!r})"
     )
 
 

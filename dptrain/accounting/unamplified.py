@@ -50,7 +50,7 @@ class UnsampledGaussian(DeterministicAccountant):
         if plain and bands > scheme.min_sep:
             return None
         return (
-            "it makes no use of the sampling and answers only when asked for by name "
+            "it ignores the amplification by sampling, and answers only when requested by name "
             "(accountant='gaussian')"
         )
 

@@ -294,8 +294,8 @@ def audit_canaries(
     checks.instance("found", found, CanaryRun)
     if found.released.shape[1] != mechanism.steps:
         raise ValueError(
-            f"found has {found.released.shape[1]} steps and mechanism {mechanism.steps}: give the "
-            "mechanism that ran"
+            f"found has {found.released.shape[1]} steps, but mechanism has {mechanism.steps}: pass "
+            "the mechanism that ran"
         )
     confidence = checks.number("confidence", confidence, above=0, below=1)
     alpha = (1.0 - confidence) / _VERDICTS
@@ -305,8 +305,8 @@ def audit_canaries(
     even = min(len(inside), len(outside))
     if even < FEWEST // 2:
         raise ValueError(
-            f"{len(inside)} of {len(scores)} canaries are in, and counting takes {FEWEST // 2} of "
-            "either kind: use more canaries, or another seed, of whose coins this is a matter"
+            f"{len(inside)} of {len(scores)} canaries are in, but counting needs {FEWEST // 2} of "
+            "either kind: use more canaries, or another seed, which determines who is in"
         )
     return CanaryAudit(
         canaries=len(scores),

@@ -38,7 +38,9 @@ class StatedCurve:
         for name in ("epsilon", "remove", "add"):
             values = np.asarray(getattr(self, name), dtype=np.float64)
             if values.shape != np.shape(self.epsilon) or values.ndim != 1 or not values.size:
-                raise ValueError(f"{name} has the shape {values.shape}: make it that of epsilon")
+                raise ValueError(
+                    f"{name} has the shape {values.shape}: must have the shape of epsilon"
+                )
             object.__setattr__(self, name, values)
 
     def direction(self, name: str) -> Array:
@@ -157,7 +159,10 @@ def _checked(scores_in: npt.ArrayLike, scores_out: npt.ArrayLike) -> list[Array]
     worlds = [np.asarray(scores, dtype=np.float64) for scores in (scores_in, scores_out)]
     if worlds[0].shape != worlds[1].shape or worlds[0].ndim != 1 or worlds[0].size < 4:
         shapes = [world.shape for world in worlds]
-        raise ValueError(f"scores_in, scores_out: shapes {shapes}: give equally many, 4 or more")
+        raise ValueError(
+            f"scores_in, scores_out: have the shapes {shapes}: must have equally many scores, 4 or "
+            "more"
+        )
     return worlds
 
 

@@ -57,7 +57,7 @@ def least_mean(terms: Array, alpha: float) -> float:
     """
     alpha = checks.number("alpha", alpha, above=0, below=1)
     if terms.size and terms.min() < 0:
-        raise ValueError(f"terms has the entry {terms.min()}: the bound is for terms ≥ 0")
+        raise ValueError(f"terms has the entry {terms.min()}, but the bound requires terms ≥ 0")
     positive = terms[terms > 0]
     zeros = terms.size - positive.size
     if not positive.size:

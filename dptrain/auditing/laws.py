@@ -203,13 +203,13 @@ def game_of(mechanism: MatrixMechanism) -> Game:
     if scheme.max_batch_size is not None:
         raise ValueError(
             f"{name}: max_batch_size={scheme.max_batch_size}: whether a drawn example is kept "
-            "depends on the others, which the one-example game leaves out; audit it with "
+            "depends on the other examples, which the one-example audit ignores; audit it with "
             "max_batch_size=None"
         )
     if scheme.unit.kind != "example":
         raise ValueError(
-            f"{name} protects users with several examples, the game is about one example: use "
-            "audit_users"
+            f"{name} protects users with several examples, but this audit concerns one example: "
+            "use audit_users"
         )
     known = "which part of the cycle is the example's" if isinstance(scheme, CyclicPoisson) else ""
     game = Game(mechanism=mechanism, matrix=whitening_matrix(mechanism), scheme=scheme, known=known)
@@ -247,8 +247,8 @@ def _coins(p: float, b: int, warm: bool, matrix: Array, sigma: float) -> Likelih
     if len(window_patterns(max(bands, b) - 1, b)) > MOST_STATES:
         raise NoLikelihood(
             f"{bands} bands with a separation of {b}: more than {MOST_STATES} patterns of "
-            "participations overlap in one output, too many for the exact likelihood ratio; audit "
-            "fewer bands, or a larger separation"
+            "participations overlap in one output, which is too many for the exact likelihood "
+            "ratio; audit fewer bands, or a larger separation"
         )
     return Trellis(
         matrix=matrix, sigma=sigma, probability=p, min_sep=b, warm=warm and b > 1, bands=bands
@@ -261,8 +261,8 @@ def _cyclic(scheme: CyclicPoisson, matrix: Array, sigma: float) -> Likelihood:
     own[:: scheme.cycle] = scheme.probability
     if not orthogonal_from(matrix[:, :: scheme.cycle], 1):
         raise NoLikelihood(
-            f"columns of the strategy that are cycle={scheme.cycle} steps apart overlap: the coins "
-            "of a part do not separate; audit a strategy of at most as many bands"
+            f"columns of the strategy that are cycle={scheme.cycle} steps apart overlap, so the "
+            "draws of a part do not separate; audit a strategy with at most as many bands"
         )
     return Coins(matrix=matrix, sigma=sigma, probabilities=own)
 
@@ -276,14 +276,15 @@ def _allocation(scheme: RandomAllocation, matrix: Array, sigma: float) -> Likeli
         return Subsets(matrix=matrix, sigma=sigma, picks=k, epoch=t)
     raise NoLikelihood(
         f"RandomAllocation with participations={k}, epochs={scheme.epochs} and a strategy whose "
-        "columns overlap: picks of neighboring epochs meet; audit Identity, or a single pick"
+        "columns overlap, so that draws of neighboring epochs overlap; audit Identity, or a "
+        "single participation"
     )
 
 
 def _shuffled(scheme: Shuffled, matrix: Array, sigma: float) -> Likelihood:
     if scheme.reshuffle and scheme.epochs > 1:
         raise NoLikelihood(
-            "Shuffled with reshuffle=True: orders of several epochs do not separate under this "
+            "Shuffled with reshuffle=True: the orders of several epochs do not separate in this "
             "audit; audit reshuffle=False"
         )
     epoch = scheme.steps_per_epoch

@@ -173,8 +173,8 @@ def audit_mechanism(
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
     if not adjacency.one_side_empty:
         raise ValueError(
-            f"adjacency={adjacency.value!r}: the game is of an example that is there or not; audit "
-            "zero_out or add_remove"
+            f"adjacency={adjacency.value!r}: the audit compares runs with and without an example; "
+            "audit zero_out or add_remove"
         )
     return audit_game(
         game_of(mechanism),

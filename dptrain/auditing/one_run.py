@@ -192,7 +192,10 @@ def audit_one_run(
     """
     scores, taken = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if scores.shape != taken.shape or scores.ndim != 1 or scores.size < 2:
-        raise ValueError(f"scores {scores.shape}, included {taken.shape}: one each, 2 or more")
+        raise ValueError(
+            f"scores has the shape {scores.shape} and included {taken.shape}: must have one entry "
+            "for each of at least 2 canaries"
+        )
     alpha = checks.number("alpha", alpha, above=0, below=1)
     m = scores.size
     if guesses is None:
@@ -202,7 +205,9 @@ def audit_one_run(
     found, p_values = [], []
     for r in guesses:
         if r % 2 or not 0 < r <= m:
-            raise ValueError(f"guesses={r}: give even numbers from 2 to {m}, the canaries")
+            raise ValueError(
+                f"guesses={r}: must be even numbers from 2 to {m}, the number of canaries"
+            )
         correct = int(taken[order[m - r // 2 :]].sum() + (~taken[order[: r // 2]]).sum())
         level = alpha / len(guesses)
         shown = [_epsilon(m, r, v, delta, level) for v in (correct, r)]

@@ -97,9 +97,9 @@ class PlantedModule(nn.Module):
             args, canary = (args[0].x, *args[1:]), args[0].canary
         if canary is None and self.training and torch.is_grad_enabled():
             raise ValueError(
-                "the module of plant_canaries() is trained on batches that do not say which rows "
-                "are canaries: make the loader of planted.data, and hand the first entry of its "
-                "batches (or the key 'canary') to the module as it comes"
+                "the module of plant_canaries() was called on a batch that does not say which "
+                "rows are canaries: make the loader from planted.data, and pass the first entry "
+                "of its batches (or the key 'canary') to the module unchanged"
             )
         output = self.module(*args, **kwargs)
         if canary is None or not torch.is_grad_enabled():
@@ -120,11 +120,12 @@ def _is_differentiable(leaf: Any) -> bool:
 def _check_rows(leaf: Any, canary: torch.Tensor) -> None:
     if _is_differentiable(leaf) and (leaf.dim() == 0 or len(leaf) != len(canary)):
         raise ValueError(
-            f"the module returns a tensor of shape {tuple(leaf.shape)} for {len(canary)} rows, and "
-            "the gradients of canaries cannot be taken out of it (a loss made within the module, "
-            "say): have forward return what the loss is made of, with a row for each example, and "
-            "make the loss outside (transformers: call the model without labels). With several "
-            "views of an example, Marked(x.flatten(0, 1), canary.repeat_interleave(views))"
+            f"the module returns a tensor of shape {tuple(leaf.shape)} for {len(canary)} rows, so "
+            "the gradients of canaries cannot be separated (a loss computed within the module has "
+            "this effect). Let forward return what the loss is computed from, with one row per "
+            "example, and compute the loss outside (transformers: call the model without labels). "
+            "With several views of an example, use Marked(x.flatten(0, 1), "
+            "canary.repeat_interleave(views))"
         )
 
 
@@ -214,27 +215,26 @@ class Planted:
             or private.loader.dataset is not self.data
         ):
             raise ValueError(
-                "private is no run of these canaries: give make_private module=planted.module and "
-                "data=planted.data (or a DataLoader of it), and the optimizer "
+                "private is not a run of these canaries: give make_private module=planted.module, "
+                "data=planted.data (or a DataLoader over it), and an optimizer of "
                 "planted.module.parameters()"
             )
         if private.steps_executed:
             raise ValueError(
-                f"{private.steps_executed} steps have run that were not heard: call "
-                "planted.listen(private) before the first one; a run that was resumed from a "
-                "checkpoint is not audited"
+                f"{private.steps_executed} steps have run before planted.listen(private), which "
+                "must be called before the first one; a run resumed from a checkpoint cannot be "
+                "audited"
             )
         if optimizer.shards is not None:
             raise ValueError(
-                "each rank has a slice of the release: use NoiseOptions(shard='off') for a run "
-                "that is audited"
+                "each rank has only a slice of the release: use NoiseOptions(shard='off') for a "
+                "run that is audited"
             )
         if hasattr(optimizer.original_optimizer, "scales"):
             name = type(optimizer.original_optimizer).__name__
             raise ValueError(
-                f"{name} scales gradients before they are clipped, and what it is given is not "
-                "the sum that is released: audit the run with another optimizer, SGD or Adam for "
-                "instance"
+                f"{name} rescales gradients before they are clipped, so it does not receive the "
+                "released sum: audit the run with another optimizer, such as SGD or Adam"
             )
         game_of(private.mechanism)
         self._sums, self._steps = [], private.mechanism.steps
@@ -263,8 +263,8 @@ class Planted:
         if len(found) and not bool((found > bound).all()):
             raise RuntimeError(
                 f"a canary's gradient has the length {float(found.min()):.3g}, with "
-                f"max_grad_norm={bound:g}: the loss has hardly any gradient at its row, which "
-                f"holds {_CONSTANT} everywhere. Give plant_canaries(template=...) an item whose "
+                f"max_grad_norm={bound:g}: the loss has almost no gradient at its row, whose "
+                f"entries are all {_CONSTANT}. Pass plant_canaries(template=...) an item whose "
                 "label has one"
             )
 
@@ -275,12 +275,11 @@ class Planted:
             ValueError: if it is not over, or nothing was planted that could be heard.
         """
         if not len(self.included):
-            raise ValueError("there are no gradient canaries: plant_canaries(canaries=...)")
+            raise ValueError("there are no gradient canaries: use plant_canaries(canaries=...)")
         if not self._steps or len(self._sums) != self._steps:
             raise ValueError(
-                f"{len(self._sums)} of {self._steps} steps were heard: call "
-                "planted.listen(private) before the run, and train to its end; what is stated is "
-                "stated of all steps"
+                f"planted.listen(private) recorded {len(self._sums)} of {self._steps} steps: call "
+                "it before the run, and train to the end, since the guarantee covers all steps"
             )
         found = np.stack(self._sums, axis=1)
         own, spare = self._places[: len(self.included)], self._places[len(self.included) :]
@@ -320,7 +319,7 @@ class Planted:
                 part.training = mode
         if wrong := [i for i, value in enumerate(found) if not np.isfinite(value)]:
             raise ValueError(
-                f"the losses of input canaries {wrong[:5]} are not finite: leave them out"
+                f"the losses of input canaries {wrong[:5]} are not finite: leave these canaries out"
             )
         return np.asarray(found, dtype=np.float64)
 
@@ -364,24 +363,24 @@ def plant_canaries(
     checks.instance("module", module, nn.Module)
     if isinstance(data, DataLoader | IterableDataset) or not hasattr(data, "__getitem__"):
         raise TypeError(
-            f"data is a {type(data).__name__}: give the map-style data set, and make a DataLoader "
-            "of planted.data if you need one"
+            f"data is a {type(data).__name__}: must be the map-style data set; make a DataLoader "
+            "from planted.data if you need one"
         )
     m = checks.integer("canaries", canaries, minimum=0)
     spare = checks.integer("spare", spare, minimum=2)
     seed = checks.integer("seed", seed, minimum=0)
     if not m + len(inputs):
-        raise ValueError("canaries=0 and no inputs: there is nothing to plant")
+        raise ValueError("canaries=0 and no inputs: there is no canary to plant")
     if not len(data):
-        raise ValueError("data is empty: run_canaries() trains on nothing but canaries")
+        raise ValueError("data is empty: use run_canaries() to train on canaries alone")
     for name, item in (("data", data[0]), *(("inputs", item) for item in inputs)):
         if not isinstance(item, list | tuple | Mapping) or not len(item):
             raise TypeError(
-                f"{name}: an item is a {type(item).__name__}, and its canaries cannot be told: let "
-                "items be tuples whose first entry the module is called with, or mappings"
+                f"{name}: an item is a {type(item).__name__}, which cannot be marked as a canary: "
+                "items must be tuples whose first entry is the module's input, or mappings"
             )
         if isinstance(item, Mapping) and "canary" in item:
-            raise ValueError(f"{name}: an item has a key 'canary' already: give it another name")
+            raise ValueError(f"{name}: an item already has a key 'canary': rename it")
     if isinstance(module, PlantedModule):
         raise ValueError("module has canaries already: plant all of them at once")
     rng = np.random.default_rng(key(seed, 0))
@@ -421,6 +420,6 @@ def _blank(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_blank(each) for each in value)
     raise TypeError(
-        f"item 0 has a {type(value).__name__} in it, of which there is no blank: give "
-        "template=, an item that is nobody's"
+        f"item 0 contains a {type(value).__name__}, for which there is no blank value: pass "
+        "template=, an item that belongs to nobody"
     )

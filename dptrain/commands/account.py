@@ -42,23 +42,27 @@ def add(commands: Any) -> None:
     parser.add_argument("--epsilon", type=float, help="ε: find the least δ")
     add_accountant_arguments(parser)
     parser.add_argument(
-        "--list", action="store_true", help="say which accountants answer, and why others do not"
+        "--list",
+        action="store_true",
+        help="list the accountants that cover the mechanism, and why others do not",
     )
     parser.add_argument("--support", action="store_true", help="print the table of all pairs")
     parser.add_argument("--profile", action="store_true", help="δ over a grid of ε as well")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the profile to a PNG")
     parser.add_argument(
-        "--attacks", action="store_true", help="what membership tests can reach, and μ-GDP, as well"
+        "--attacks", action="store_true", help="also show the reach of membership tests, and μ-GDP"
     )
     parser.add_argument("--attacks-plot", type=pathlib.Path, help="draw the attacks to a PNG")
     parser.add_argument(
-        "--json", type=pathlib.Path, help="write guarantee, profile and attacks to a file"
+        "--json", type=pathlib.Path, help="write guarantee, profile and attacks to this file"
     )
 
 
 def add_accountant_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--accountant`` and ``--adjacency``."""
-    parser.add_argument("--accountant", help="by name (see account --list); default: the tightest")
+    parser.add_argument(
+        "--accountant", help="name of the accountant (see account --list); default: the tightest"
+    )
     add_adjacency(
         parser, "the neighboring relation (default: zero_out, or add_remove with a nominal_size)"
     )

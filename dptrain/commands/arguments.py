@@ -66,23 +66,26 @@ def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) 
         if noise_multiplier is None and stated is not None:
             noise_multiplier = number("privacy.noise_multiplier", stated)
         if noise_multiplier is None:
-            raise ValueError("--noise-multiplier is missing: state σ, or give a JSON file")
+            raise ValueError("--noise-multiplier is missing: set σ, or give a JSON file")
         scheme, strategy = read_pair(options)
         return MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier)
     for name in ("config", "scheme", "strategy", "dataset_size", "steps", "epochs"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} beside {options.mechanism}: the file says it all; drop one")
+            raise ValueError(
+                f"--{flag} with {options.mechanism}: the file contains all settings; leave one of "
+                "the two out"
+            )
     try:
         found = MatrixMechanism.from_json(options.mechanism.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
-            f"no mechanism file {options.mechanism}: write one with MatrixMechanism.to_json() or "
+            f"no mechanism file {options.mechanism}: create one with MatrixMechanism.to_json() or "
             "dptrain calibrate --out"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{options.mechanism} is no mechanism ({error}): write one with "
+            f"{options.mechanism} is not a mechanism ({error}): create one with "
             "MatrixMechanism.to_json() or dptrain calibrate --out"
         ) from error
     except ValueError as error:
@@ -104,7 +107,7 @@ def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
     if size is None:
         size = scheme.get("nominal_size")  # a mechanism to be accounted for needs no other
     if size is None:
-        raise ValueError("--dataset-size is missing: state N, the number of examples")
+        raise ValueError("--dataset-size is missing: set N, the number of examples")
     steps, epochs = options.steps, options.epochs
     if steps is None and epochs is None:
         steps, epochs = stated.get("steps"), stated.get("epochs")
@@ -123,7 +126,7 @@ def read_privacy(options: argparse.Namespace) -> Settings:
     """The configuration's ``privacy`` group: its targets, noise and accountant; else empty."""
     found = _stated(options).get("privacy", {})
     if not isinstance(found, dict):
-        raise ValueError(f"{options.config}: privacy={found!r} is no group of fields")
+        raise ValueError(f"{options.config}: privacy={found!r} is not a group of fields")
     return found
 
 
@@ -132,7 +135,7 @@ def stated_delta(options: argparse.Namespace, scheme: Scheme) -> float:
     if options.delta is not None:
         return float(options.delta)
     if options.config is None:
-        raise ValueError("--delta is missing: state δ, or give --config")
+        raise ValueError("--delta is missing: set δ, or give --config")
     delta = read_privacy(options).get("delta")
     return 1 / (2 * scheme.population) if delta is None else number("privacy.delta", delta)
 

@@ -56,45 +56,57 @@ def add(commands: Any) -> None:
     add_mechanism_arguments(parser)
     parser.add_argument("--noise-multiplier", "--sigma", type=float, help="σ, if no file says it")
     parser.add_argument("--delta", type=float, help="δ of the statement")
-    parser.add_argument(
-        "--epsilon", type=float, help="audit this ε; default: the one that the accountant states"
-    )
+    parser.add_argument("--epsilon", type=float, help="audit this ε; default: the accountant's")
     add_accountant_arguments(parser)
     parser.add_argument(
-        "--samples", type=int, default=40_000, help="tilted runs, for δ by the likelihood ratio"
+        "--samples",
+        type=int,
+        default=40_000,
+        help="number of weighted runs, for δ by the likelihood ratio",
     )
     parser.add_argument(
-        "--runs", type=int, default=40_000, help="with and without the example, for counting"
+        "--runs",
+        type=int,
+        default=40_000,
+        help="number of runs with and without the example, for counting",
     )
     parser.add_argument(
         "--canaries",
         action="store_true",
-        help="train once by the real engine on nothing but canaries (clipping, divisor and "
-        "optimizer included), in place of --samples and --runs; with --users users are canaries",
+        help=(
+            "instead of --samples and --runs, train once with the real engine on canaries alone "
+            "(clipping, divisor and optimizer included); with --users, users are the canaries"
+        ),
     )
     parser.add_argument(
         "--users",
         type=pathlib.Path,
-        help="of a scheme that protects users: the text file of its graph, with a line for every "
-        "example, its users' ids separated by blanks",
+        help=(
+            "for a scheme that protects users: text file of its graph, with one line per example "
+            "listing the ids of its users separated by blanks"
+        ),
     )
     parser.add_argument(
-        "--user", type=int, help="with --users: its number in the graph; default: the most exposed"
+        "--user",
+        type=int,
+        help="with --users: index of the audited user in the graph; default: the most exposed",
     )
     parser.add_argument(
         "--confidence",
         type=float,
         default=0.99,
-        help="chance that a true statement passes (default .99)",
+        help="probability that a true statement passes (default .99)",
     )
-    parser.add_argument("--seed", type=int, help="of the audit's draws; default: a fresh one")
+    parser.add_argument("--seed", type=int, help="seed of the audit's draws; default: a fresh one")
     parser.add_argument(
         "--no-curve",
         action="store_true",
-        help="count against ε and δ alone, not against the accountant's whole curve",
+        help="compare counts with ε and δ alone, not with the accountant's whole curve",
     )
-    parser.add_argument("--plot", type=pathlib.Path, help="draw what is stated and what was found")
-    parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
+    parser.add_argument(
+        "--plot", type=pathlib.Path, help="plot the stated curve and the audit's findings"
+    )
+    parser.add_argument("--json", type=pathlib.Path, help="write the findings to this file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -116,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         print(shown, end="\n\n")
         epsilon = shown.epsilon
     if epsilon == float("inf"):
-        raise ValueError("ε = ∞: nothing is stated that could be refuted; give more noise")
+        raise ValueError("ε = ∞: there is no statement to refute; use more noise")
     if not options.no_curve and options.epsilon is None:
         stated = profile(mechanism, np.linspace(0.0, 1.5 * max(epsilon, 0.1), _GRID), **who)
         curve = StatedCurve(epsilon=stated.epsilon, remove=stated.remove, add=stated.add)
@@ -152,17 +164,21 @@ def _attached(options: argparse.Namespace, mechanism: MatrixMechanism) -> Matrix
                 f"{type(scheme).__name__} protects users: give the graph of its examples as --users"
             )
         if options.user is not None:
-            raise ValueError(f"--user {options.user} without --users: only users have a number")
+            raise ValueError(
+                f"--user {options.user} without --users: an index is defined for users only"
+            )
         return mechanism
     if not protects_users:
         raise ValueError(f"--users with {type(scheme).__name__}: leave --users out")
     if options.canaries and options.user is not None:
         raise ValueError(
-            f"--user {options.user} with --canaries: many users are canaries; leave one of both out"
+            f"--user {options.user} with --canaries: many users are canaries; leave one of the two "
+            "out"
         )
     if options.adjacency not in (None, Adjacency.ZERO_OUT.value):
         raise ValueError(
-            f"--adjacency {options.adjacency} with --users: the game is about 'zero_out'; drop it"
+            f"--adjacency {options.adjacency} with --users: this audit supports only 'zero_out'; "
+            "leave it out"
         )
     assert isinstance(scheme, UserScheme)
     graph = read_graph(options.users)
@@ -194,12 +210,12 @@ def _check_canaries(
     size = mechanism.scheme.dataset_size
     if options.users is None and size > _MOST_CANARIES:
         raise ValueError(
-            f"--canaries with a data set of {size}: all of it would be canaries, and at most "
-            f"{_MOST_CANARIES} fit; audit a scheme of the same rate with --dataset-size "
-            f"{_MOST_CANARIES} or less"
+            f"--canaries with a data set of {size}: the whole data set would consist of canaries, "
+            f"and at most {_MOST_CANARIES} fit; audit a scheme of the same sampling rate with "
+            f"--dataset-size {_MOST_CANARIES} or less"
         )
     if adjacency is not Adjacency.ZERO_OUT:
         raise ValueError(
             f"--canaries with adjacency={adjacency.value!r}: canaries that are out have gradients "
-            "of zero, which is 'zero_out'; leave --canaries out"
+            "of zero, which corresponds to 'zero_out'; leave --canaries out"
         )

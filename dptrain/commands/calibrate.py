@@ -33,14 +33,16 @@ def add(commands: Any) -> None:
     """Declare the command."""
     parser = declare(commands, "calibrate", run, example=_EXAMPLE)
     add_mechanism_arguments(parser)
-    parser.add_argument("--epsilon", type=float, help="target ε, if no configuration says it")
-    parser.add_argument("--delta", type=float, help="target δ, if no configuration says it")
+    parser.add_argument("--epsilon", type=float, help="target ε, if no configuration gives it")
+    parser.add_argument("--delta", type=float, help="target δ, if no configuration gives it")
     add_accountant_arguments(parser)
     parser.add_argument(
-        "--certificates", type=pathlib.Path, help="folder that keeps certificates of simulations"
+        "--certificates",
+        type=pathlib.Path,
+        help="folder in which certificates of simulations are kept",
     )
     parser.add_argument(
-        "--recheck", action="store_true", help="draw the samples of a certificate found there again"
+        "--recheck", action="store_true", help="draw the samples of an existing certificate again"
     )
     parser.add_argument("--out", type=pathlib.Path, help="write the mechanism to this JSON file")
     parser.add_argument("--json", type=pathlib.Path, help="write the guarantee to this file")
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     epsilon = options.epsilon
     if epsilon is None:
         if privacy.get("epsilon") is None:
-            raise ValueError("--epsilon is missing: state ε, or give a --config that does")
+            raise ValueError("--epsilon is missing: set ε, or give a --config with it")
         epsilon = number("privacy.epsilon", privacy["epsilon"])
     check_epsilon(epsilon)
     delta = stated_delta(options, scheme)
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
         who = keeping_certificates(pair, name, adjacency, pathlib.Path(folder))
         who = dataclasses.replace(who, recheck=options.recheck)
     elif options.recheck:
-        raise ValueError("--recheck: there is nothing to check again without --certificates")
+        raise ValueError("--recheck needs --certificates, which contains the certificates to check")
     found = calibrate(
         scheme=scheme,
         strategy=strategy,
@@ -93,8 +95,8 @@ def keeping_certificates(
     if len(members) > 1 or not isinstance(member, SimulatedAccountant):
         names = ", ".join(each.name for each in members)
         raise ValueError(
-            f"--certificates {folder}: only simulation makes certificates, and {names} answers; "
-            "leave it out, or name a simulating --accountant"
+            f"--certificates {folder}: only simulations create certificates, but {names} covers "
+            "this mechanism; leave it out, or name a simulating --accountant"
         )
     check_folder("--certificates", folder)
     return dataclasses.replace(member, cache=folder)

@@ -116,7 +116,7 @@ def _certify(options: argparse.Namespace, group: Group) -> None:
     (member, *others) = find_accountants(mechanism, options.accountant)
     if others or not isinstance(member, SimulatedAccountant):
         raise ValueError(
-            f"--accountant {member.name!r} proves without simulation, so it needs no certificate"
+            f"--accountant {member.name!r} does not simulate, so it needs no certificate"
         )
     changes: dict[str, Any] = {
         "seed": options.seed,
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("mechanism", type=Path, help="JSON or YAML: scheme, strategy")
     parser.add_argument("--epsilon", type=float, required=True, help="target ε > 0")
     parser.add_argument("--delta", type=float, required=True, help="target δ in (0, 1)")
-    parser.add_argument("--seed", type=int, help="of all streams (default: fresh)")
+    parser.add_argument("--seed", type=int, help="of all random streams (default: fresh)")
     parser.add_argument("--out", type=Path, required=True, help="directory of certificates")
     parser.add_argument("--accountant", help="its name (default: the one that answers)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to draw")

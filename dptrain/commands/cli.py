@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
     shtab.add_argument_to(
-        parser, "--print-completion", help="print what completes these commands in a shell"
+        parser, "--print-completion", help="print the shell code that completes these commands"
     )
     parser.add_argument(
         "--import",
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="MODULE",
         action="append",
         default=[],
-        help="import a module that registers schemes, strategies or accountants of its own",
+        help="import a module that registers your own schemes, strategies or accountants",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     several = (compose, odometer)

@@ -30,7 +30,7 @@ def check_outputs(*paths: pathlib.Path | None, plot: pathlib.Path | None = None)
     if plot is None:
         return
     if plot.suffix.lower() not in _IMAGES:
-        raise ValueError(f"--plot {plot}: end the name in one of {', '.join(_IMAGES)}")
+        raise ValueError(f"--plot {plot}: the file name must end in one of {', '.join(_IMAGES)}")
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -47,7 +47,7 @@ def read_json(path: pathlib.Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: it is no JSON ({error})") from error
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the field {twice!r} stands there twice")
+        raise ValueError(f"the field {twice!r} appears twice")
     return found
 
 
@@ -79,7 +79,7 @@ def read_graph(path: pathlib.Path) -> AttributionGraph:
         with path.open(encoding="utf-8") as lines:
             return AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
     except UnicodeDecodeError as error:
-        raise ValueError(f"--users {path}: it is no UTF-8 text: {error}") from error
+        raise ValueError(f"--users {path}: not UTF-8 text: {error}") from error
     except ValueError as error:
         raise ValueError(f"--users {path}: {error}") from error
 

@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
             if not short and not any(option.startswith(name) for option in options):
                 field = name.lstrip("-").replace("-", "_")
                 if field in self.fields:
-                    self.error(f"unknown option {name}: a field is written {field}=VALUE")
+                    self.error(f"unknown option {name}: write the field as {field}=VALUE")
                 self.error(f"unknown option {name}: {did_you_mean(name, options)}see --help")
             action = self._option_string_actions.get(word)
             takes_value = action is not None and action.nargs is None

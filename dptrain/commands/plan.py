@@ -46,30 +46,38 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--users",
         type=pathlib.Path,
-        help="instead of --dataset-size: a text file with a line for every example, its users' ids "
-        "separated by blanks; compares what protects users",
+        help=(
+            "instead of --dataset-size: text file with one line per example listing the ids of "
+            "its users separated by blanks; compares schemes that protect users"
+        ),
     )
     parser.add_argument(
-        "--bounds", type=int, nargs="+", help="with --users: most examples of a user that are tried"
-        f" (default {' '.join(map(str, BOUNDS))})",
+        "--bounds", type=int, nargs="+", help="with --users: bounds on a user's examples "
+        f"to compare (default {' '.join(map(str, BOUNDS))})",
     )  # fmt: skip
     parser.add_argument(
         "--alignment", type=float, help="with --users: mean inner product of two gradients of one "
-        "user over an example's mean square norm, 0 to 1 (default 1; not from private data)",
+        "user, divided by an example's mean squared norm, 0 to 1 (default 1; do not compute it "
+        "from private data)",
     )  # fmt: skip
     parser.add_argument("--batch-size", type=float, required=True, help="B̄, expected")
     parser.add_argument("--epochs", type=float, help="expected passes over the data")
     parser.add_argument("--steps", type=int, help="instead of --epochs")
     parser.add_argument(
-        "--max-bands", type=int, help=f"most bands of a strategy (default {DEFAULT_BANDS})"
+        "--max-bands",
+        type=int,
+        help=f"largest number of bands of a strategy (default {DEFAULT_BANDS})",
     )
     parser.add_argument(
-        "--buffers", type=int, default=3, help="of the BLT that is compared (default 3; 0: none)"
+        "--buffers",
+        type=int,
+        default=3,
+        help="buffers of the BLT that is compared (default 3; 0: no BLT)",
     )
     parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
     parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
     parser.add_argument(
-        "--physical-batch-size", type=int, help="rows that the device holds at a time"
+        "--physical-batch-size", type=int, help="number of rows that the device holds at once"
     )
     parser.add_argument("--memory", type=_bytes, help="most noise state, e.g. 4GB")
     parser.add_argument(
@@ -86,7 +94,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--certificates", type=pathlib.Path, help="folder for the certificate; training reuses it"
     )
     parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
-    parser.add_argument("--out", type=pathlib.Path, help="write the YAML to train the best with")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="write a YAML configuration that trains with the best"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the comparison to a PNG")
 
@@ -105,15 +115,15 @@ def run(
         _plan_users(options)
         return
     if options.bounds is not None:
-        raise ValueError("--bounds without --users: only users' examples are bounded")
+        raise ValueError("--bounds without --users: it bounds the examples of users")
     if options.alignment is not None:
-        raise ValueError("--alignment without --users: it is about a user's several gradients")
+        raise ValueError("--alignment without --users: it describes the gradients of one user")
     if options.dataset_size < 1:
         raise ValueError(f"dataset_size={options.dataset_size}: must be at least 1")
     delta = 1 / (2 * options.dataset_size) if options.delta is None else options.delta
     if options.out is not None and delta >= 1 / options.dataset_size:
         raise ValueError(
-            f"--delta {delta:g} with --out: training refuses what is not below 1/N = "
+            f"--delta {delta:g} with --out: training requires δ below 1/N = "
             f"{1 / options.dataset_size:g}; use half of that or less, or leave out --out"
         )
     question = Question.of_run(
@@ -174,7 +184,7 @@ class _SoFar:
     A plan may take minutes, and most of them go to what is not chosen in the end.
     """
 
-    interruption = "this is what was found until then; nothing was written"
+    interruption = "the comparison ended early with these results, and nothing was written"
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
@@ -204,13 +214,15 @@ def _plan_users(options: argparse.Namespace) -> None:
     for name, usual in _NOT_FOR_USERS.items():
         if getattr(options, name) != usual:
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} with --users: users are compared without it; leave it out")
+            raise ValueError(
+                f"{flag} with --users: the comparison of users does not support it; leave it out"
+            )
     check_outputs(options.json, plot=options.plot)
     graph = read_graph(options.users)
     if (options.epochs is None) == (options.steps is None):
         raise ValueError("give exactly one of --epochs and --steps")
     if not options.batch_size.is_integer():
-        raise ValueError(f"--batch-size {options.batch_size:g}: with --users it is a whole number")
+        raise ValueError(f"--batch-size {options.batch_size:g}: must be an integer with --users")
     size = int(options.batch_size)
     steps = options.steps or max(1, round(options.epochs * graph.examples / size))
     plan = plan_users(
@@ -256,4 +268,6 @@ def _bytes(text: str) -> float:
                 return float(text.strip().removesuffix(unit)) * _UNITS[unit]
             except ValueError:
                 break
-    raise argparse.ArgumentTypeError(f"{text!r}: write a number and B, kB, MB, GB or TB, e.g. 4GB")
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: must be a number and B, kB, MB, GB or TB, e.g. 4GB"
+    )

@@ -27,12 +27,12 @@ from dptrain.reporting import (
 _CHECKPOINT, _METRICS = "checkpoint.pt", "metrics.jsonl"
 _MARKS = ("step", "split", "not_for_release")
 _PRIVATE = {
-    _CHECKPOINT: "seeds and states: who has them can take the noise off",
-    "ledger.jsonl": "what was released step by step, to go on with",
-    _METRICS: "metrics of training batches beside others",
-    "tensorboard": "metrics of training batches beside others",
-    "curves.png": "drawn from metrics of training batches too",
-    "config.yaml": "holds the seed, if one was set",
+    _CHECKPOINT: "contains seeds and states, with which anyone can remove the noise",
+    "ledger.jsonl": "contains the release of each step, for resuming",
+    _METRICS: "contains metrics of training batches among others",
+    "tensorboard": "contains metrics of training batches among others",
+    "curves.png": "plots metrics of training batches too",
+    "config.yaml": "contains the seed, if one was set",
     "individual_NOT_FOR_RELEASE": "what each example has spent",
 }
 _EXAMPLE = "dptrain report runs/vision"
@@ -47,15 +47,15 @@ def add(commands: Any) -> None:
         metavar="RUN",
         help=f"a run's folder, finished or not, or a {STATEMENT}",
     )
-    parser.add_argument("--json", type=pathlib.Path, help="write what is known to this file")
-    parser.add_argument("--plot", type=pathlib.Path, help="draw the metrics' curves to a PNG")
+    parser.add_argument("--json", type=pathlib.Path, help="write the report to this file")
+    parser.add_argument("--plot", type=pathlib.Path, help="plot the metrics to a PNG")
     parser.add_argument(
-        "--html", type=pathlib.Path, help="write the statement to one page of HTML, plots in it"
+        "--html", type=pathlib.Path, help="write the statement to one HTML page with its plots"
     )
     parser.add_argument(
         "--model-card",
         type=pathlib.Path,
-        help="write what a model card on the Hugging Face hub should say: metadata and a section",
+        help="write the text for a model card on the Hugging Face hub: metadata and a section",
     )
     parser.add_argument(
         "--registry",
@@ -79,11 +79,11 @@ def run(options: argparse.Namespace) -> None:
     metrics = folder / _METRICS
     records = read_metrics(metrics) if path.is_dir() and metrics.is_file() else []
     if options.plot is not None and not records:
-        raise ValueError(f"--plot {options.plot}: there are no metrics in {folder} to draw")
+        raise ValueError(f"--plot {options.plot}: there are no metrics in {folder} to plot")
     if done is not None and done < planned:
-        what = "what follows holds for them and for all that were planned"
+        what = "the statement below covers them and all planned steps"
         if not guarantees:
-            what = "a run without a target states its guarantee at its end; dptrain account knows"
+            what = "a run without a target ε states its guarantee at the end; use dptrain account"
         print(f"{done:,} of {planned:,} steps have run; {what}.\n")
     for guarantee in guarantees:
         print(f"{guarantee}\n")
@@ -124,7 +124,7 @@ def _pages(
         return {}
     statement = path / STATEMENT if path.is_dir() else path
     if not statement.is_file():
-        raise ValueError(f"{asked[0][1]}: it is made of {statement}, which is not there")
+        raise ValueError(f"{asked[0][1]}: it is created from {statement}, which does not exist")
     value = read_json(statement)
     try:
         return {file: make(value) for make, file in asked}
@@ -138,14 +138,16 @@ def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
     if statement.is_file() and statement.suffix == ".json":
         value = read_json(statement)
         if not isinstance(value, dict) or "guarantee" not in value:
-            raise ValueError(f"{statement}: it is no privacy statement, it has no 'guarantee'")
+            raise ValueError(
+                f"{statement}: it is not a privacy statement, since it has no 'guarantee'"
+            )
         found = Guarantee.from_json(json.dumps(value["guarantee"]))
         return [found], found.steps_executed, found.steps_planned
     checkpoint = path / _CHECKPOINT
     if not checkpoint.is_file():
         raise ValueError(
-            f"{path}: there is neither {STATEMENT} nor {_CHECKPOINT}; name the folder of a run, "
-            "or a statement"
+            f"{path} contains neither {STATEMENT} nor {_CHECKPOINT}; name the folder of a run, or "
+            "a statement"
         )
     try:
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)

@@ -19,20 +19,27 @@ def add(commands: Any) -> None:
     """Declare the command."""
     parser = declare(commands, "strategies", run, example=_EXAMPLE)
     parser.add_argument("--steps", type=int, required=True, help="n, optimizer steps of the run")
-    parser.add_argument("--epochs", type=int, help="times that an example takes part (default 1)")
-    parser.add_argument("--max-participations", type=int, help="instead of --epochs")
-    parser.add_argument("--min-sep", type=int, help="with --max-participations: steps between two")
     parser.add_argument(
-        "--bands", type=int, nargs="+", help="default: those of 1 4 16 64 that fit the steps"
+        "--epochs", type=int, help="number of participations of an example (default 1)"
+    )
+    parser.add_argument("--max-participations", type=int, help="instead of --epochs")
+    parser.add_argument(
+        "--min-sep", type=int, help="with --max-participations: least number of steps between two"
+    )
+    parser.add_argument(
+        "--bands",
+        type=int,
+        nargs="+",
+        help="default: those of 1 4 16 64 that do not exceed the steps",
     )
     parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
     parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
     parser.add_argument(
-        "--dense", action="store_true", help="add the families optimized entry by entry (slow)"
+        "--dense", action="store_true", help="add the families that optimize every entry (slow)"
     )
     parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
-    parser.add_argument("--plot", type=pathlib.Path, help="draw errors and correlations to a PNG")
+    parser.add_argument("--plot", type=pathlib.Path, help="plot errors and correlations to a PNG")
 
 
 def run(options: argparse.Namespace) -> None:

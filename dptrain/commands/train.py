@@ -34,14 +34,17 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-lost-ledger",
         action="store_true",
-        help="with --resume: go on although ledger.jsonl is lost, which the statement then says",
+        help=(
+            "with --resume: continue although ledger.jsonl is lost, which the statement then "
+            "mentions"
+        ),
     )
     parser.add_argument("--output", help="run folder (the field output)")
     parser.add_argument(
         "--simulate",
         type=float,
         metavar="FACTOR",
-        help="divide batch size and noise by FACTOR: cheap, for tuning, and NOT private",
+        help="divide batch size and noise by FACTOR: fast, for tuning, and NOT private",
     )
     parser.add_argument(
         "--json",
@@ -61,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
         sys.path.insert(0, "")  # the recipes lie beside the configurations, not in the package
     if importlib.util.find_spec("recipes") is None:
         raise ModuleNotFoundError(
-            "dptrain train runs the folder recipes/ of the repository, which is not in the "
-            "working directory: change to a clone, or train by dptrain.PrivacyEngine"
+            "dptrain train uses the folder recipes/ of the repository, which is not in the "
+            "working directory: change to a clone, or train with dptrain.PrivacyEngine"
         )
     status: int = importlib.import_module(f"recipes.{name}").main(options.words)
     return status
@@ -78,7 +81,7 @@ def _recipe(config: pathlib.Path, overrides: Sequence[str]) -> str:
     known = ", ".join(_RECIPES)
     if name is None:
         raise ValueError(
-            f"--config {config}: it names no recipe; add the line 'recipe: vision' (images), or "
+            f"--config {config} names no recipe: add the line 'recipe: vision' (images), or "
             f"another of {known}"
         )
     if name not in _RECIPES:

@@ -23,10 +23,12 @@ def add(commands: Any) -> None:
         "path",
         type=pathlib.Path,
         metavar="STATEMENT",
-        help=f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder; the .md "
-        "of the same name is read too and has to say the same",
+        help=(
+            f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder; the .md file "
+            "of the same name must agree with it"
+        ),
     )
-    parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
+    parser.add_argument("--json", type=pathlib.Path, help="write the findings to this file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,6 +70,6 @@ def _verdict(found: Verification) -> str:
     return (
         f"Reproduced: (ε = {stated.epsilon:.6g}, δ = {stated.delta:.6g}) for each "
         f"{stated.unit.noun} ({stated.adjacency.value}) follows from the mechanism "
-        f"{stated.mechanism_hash}, {stated.kind.sentence}. Whether that is what ran is its "
-        "author's word, like every other field that is declared."
+        f"{stated.mechanism_hash}, {stated.kind.sentence}. Whether this mechanism actually ran "
+        "cannot be verified; it is the author's word, like every other declared field."
     )

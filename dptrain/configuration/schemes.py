@@ -117,13 +117,13 @@ def _check_users(name: str, parameters: Mapping[str, Any], *, users: bool) -> No
     """Refuse a scheme of users where none are known, and one of examples where they are."""
     if "graph" in parameters and not users:
         raise ValueError(
-            f"scheme.type={name} needs to know the users of every example, and this data set has "
-            "none; choose another scheme"
+            f"scheme.type={name} needs the users of every example, but this data set has none; "
+            "choose another scheme"
         )
     if users and "graph" not in parameters:
         of_users = [each for each, kind in scheme_types().items() if issubclass(kind, UserScheme)]
         raise ValueError(
-            f"scheme.type={name} would protect single examples, and the users of this data set "
+            f"scheme.type={name} would protect single examples, but the users of this data set "
             f"have several; choose {' or '.join(of_users)}"
         )
 
@@ -206,8 +206,8 @@ def build_scheme(
             raise ValueError(_unfit_factor(make, fields, size * divisor, steps, divisor))
         if steps % epoch:
             raise ValueError(
-                f"steps={steps}: {name} with an expected batch size of {size:g} runs "
-                f"whole epochs of {epoch} steps; use steps={epoch} times a number"
+                f"steps={steps}: {name} with an expected batch size of {size:g} runs whole epochs "
+                f"of {epoch} steps; use a multiple of {epoch}"
             )
         return make(**fields, epochs=steps // epoch)
 
@@ -242,6 +242,6 @@ def _unfit_factor(
     ]
     remedy = f"use one of {', '.join(map(str, usable))}" if usable else "no whole number does"
     return (
-        f"simulate={divisor:g} makes epochs of {epoch(divisor)} steps, of which steps={steps} are "
-        f"no multiple, as they have to be here; {remedy}"
+        f"simulate={divisor:g} makes epochs of {epoch(divisor)} steps, and steps={steps} is not a "
+        f"multiple of that, as it must be here; {remedy}"
     )

@@ -42,7 +42,7 @@ def named_type(
     """
     name: Any = settings.get("type")
     if isinstance(name, str) and name in former:
-        raise ValueError(f"{group}.type={name} is of an earlier layout: use {former[name]}")
+        raise ValueError(f"{group}.type={name} belongs to an earlier format: use {former[name]}")
     if name not in members:
         hint = did_you_mean(str(name), members)
         raise ValueError(f"{group}.type={name!r}: {hint}choose one of {', '.join(members)}")
@@ -68,7 +68,7 @@ def stated_fields(
         has = f"its fields are {', '.join(allowed)}" if allowed else "it has no fields"
         raise ValueError(
             f"{group}.{unknown[0]}={given[unknown[0]]!r}: {name} has no field {unknown[0]!r}; "
-            f"{hint}{has}. Take it out, or set it to null"
+            f"{hint}{has}. Remove it, or set it to null"
         )
     if missing := [key for key in required if key not in given]:
         raise ValueError(

@@ -23,7 +23,7 @@ def read_yaml(path: pathlib.Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {one_line(error)}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):

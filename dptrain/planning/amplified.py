@@ -204,8 +204,8 @@ def amplified_band_mf(
     )
     if reason := min_sep_refusal(probe):
         raise ValueError(
-            f"scheme={type(scheme).__name__}: {reason}, for which C is chosen here; use MinSep, "
-            "BallsInBins or an ordinary BandMF"
+            f"scheme={type(scheme).__name__}: {reason}, for which no strategy is optimized here: "
+            "use MinSep, BallsInBins or an ordinary BandMF"
         )
     with tqdm(
         total=_USUAL, desc="choosing C", unit="C", disable=not progress, delay=1.0, leave=False

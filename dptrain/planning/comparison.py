@@ -171,7 +171,9 @@ class _Trials:
             if not isinstance(member, DeterministicAccountant) or member.name not in offered:
                 continue
             if not self.slow and (cost := member.cost(asked)) not in _QUICK:
-                yield Skipped(candidate, f"{member.name} would take {cost.value}; ask with --slow")
+                yield Skipped(
+                    candidate, f"{member.name} would take {cost.value}; add --slow to include it"
+                )
                 continue
             try:
                 with told_once():
@@ -206,7 +208,7 @@ class _Trials:
         ]
         if not simulating:
             if not results:
-                yield Skipped(candidate, "no accountant answers for it in reasonable time")
+                yield Skipped(candidate, "no accountant covers it in reasonable time")
             return
         states = next((m for m in simulating if m.name in automatic), simulating[0])
         target = self.question.delta  # certificates show nearly that

@@ -200,8 +200,9 @@ def _state_bytes(
     made: Any = optimizer([probe]) if callable(optimizer) else None
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            f"{checks.named('optimizer', optimizer)} must make an optimizer of a list of "
-            "parameters: torch.optim.AdamW, or lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)"
+            f"{checks.named('optimizer', optimizer)} must be a function that builds an optimizer "
+            "from a list of parameters: torch.optim.AdamW, or lambda p: torch.optim.SGD(p, "
+            "lr=1.0, momentum=0.9)"
         )
     probe.grad = torch.zeros_like(probe)
     made.step()

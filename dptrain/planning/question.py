@@ -107,8 +107,8 @@ class Question:
                 raise ValueError(f"batch_size={size:g}: must be at most dataset_size={population}")
             if epochs * population / size > checks.MOST_STEPS:
                 raise ValueError(
-                    f"epochs={epochs:g} are {epochs * population / size:.3g} steps, and a run has "
-                    f"at most {checks.MOST_STEPS}; lower them"
+                    f"epochs={epochs:g} are {epochs * population / size:.3g} steps, but a run has "
+                    f"at most {checks.MOST_STEPS}: lower epochs"
                 )
             if float(epochs).is_integer():
                 steps = int(epochs) * round(population / size)

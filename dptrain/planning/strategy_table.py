@@ -209,8 +209,8 @@ def _participations(
         epochs = checks.integer("epochs", epochs)
         if max_participations is not None or min_sep is not None:
             raise ValueError(
-                f"epochs={epochs} beside max_participations={max_participations} and min_sep="
-                f"{min_sep}: give epochs, or the other two"
+                f"epochs={epochs} and max_participations={max_participations}, min_sep={min_sep} "
+                "are both given: give epochs, or the other two"
             )
         if epochs > steps:
             raise ValueError(f"epochs={epochs} exceeds steps={steps}: use at most {steps}")
@@ -223,13 +223,14 @@ def _participations(
     b = steps if min_sep is None and m == 1 else min_sep
     if b is None:
         raise ValueError(
-            f"max_participations={m} without min_sep: say how many steps lie between two of them"
+            f"max_participations={m} without min_sep: set min_sep, the least number of steps "
+            "between two participations"
         )
     b = checks.integer("min_sep", b)
     if m > math.ceil(steps / b):
         raise ValueError(
-            f"max_participations={m} at least min_sep={b} steps apart do not fit in steps={steps}: "
-            f"at most {math.ceil(steps / b)} do"
+            f"max_participations={m} at least min_sep={b} steps apart do not fit into "
+            f"steps={steps}: use at most {math.ceil(steps / b)}"
         )
     return m, b
 

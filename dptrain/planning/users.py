@@ -247,7 +247,7 @@ def _proven(scheme: Scheme, strategy: Strategy) -> list[str | None]:
     table = [each.accountant for each in accountants_for(mechanism) if each.reason is None]
     names = [each.name for each in table if isinstance(each, DeterministicAccountant)]
     if not names:
-        raise ValueError(f"only a simulation ({answering[0].name}) answers for it")
+        raise ValueError(f"only a simulation ({answering[0].name}) covers it")
     return [*names]
 
 

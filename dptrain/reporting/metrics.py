@@ -20,6 +20,6 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
             records.append(json.loads(line))
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: it is not JSON ({error}); repair it or delete the line"
+                f"{path}, line {number}: not valid JSON ({error}); repair or delete the line"
             ) from error
     return records

@@ -36,13 +36,13 @@ def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pat
         path = path / default
     if not path.parent.is_dir():
         raise ValueError(
-            f"path={path}: there is no folder {path.parent}; make it first, where nobody but you "
-            "can read it"
+            f"path={path}: the folder {path.parent} does not exist; create it first, readable by "
+            "nobody but you"
         )
     if path.is_dir():
-        raise ValueError(f"path={path} is a folder; name a file")
+        raise ValueError(f"path={path} is a folder: must be a file")
     if not overwrite and (path.exists() or path.is_symlink()):
-        raise ValueError(f"path={path} exists already; name another one, or state overwrite=True")
+        raise ValueError(f"path={path} already exists: choose another name, or set overwrite=True")
     return path
 
 

@@ -178,7 +178,9 @@ def read_profile(value: Any) -> Profile:
     if len({each.shape for each in (at, remove, add)}) > 1 or not all(
         np.isfinite(each).all() and (each >= 0).all() for each in (at, remove, add)
     ):
-        raise ValueError("its profile cannot be read: not as many δ as ε, or not all are numbers")
+        raise ValueError(
+            "its profile cannot be read: the numbers of ε and δ differ, or some are not numbers"
+        )
     return Profile(at, remove, add, kind, accountant, chance)
 
 

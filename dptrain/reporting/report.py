@@ -189,7 +189,7 @@ def _curves(
     """The curve that is shown, the proven one behind attacks, and the reason why there is none."""
     if guarantee.kind is Kind.ESTIMATE:
         shown = None if profile is None else as_shown(profile, guarantee)
-        return shown, None, "an estimate has no curve that is proven"
+        return shown, None, "an estimate has no proven curve"
     proven, refused = profile, None
     if profile is None or profile.kind not in PROVEN:
         try:
@@ -266,8 +266,8 @@ def _check_size_untold(guarantee: Guarantee) -> None:
     if not guarantee.adjacency.public_size and (told or unnamed):
         raise ValueError(
             f"adjacency={guarantee.adjacency.value!r} with the scheme {_inline(guarantee.scheme)}: "
-            "the number of examples is private there, so no statement may tell it and no run may "
-            "divide by it; train with a scheme that has nominal_size="
+            "the number of examples is private under it, but this scheme's runs divide by it and "
+            "its statements print it. Train with a scheme that has nominal_size="
         )
 
 
@@ -353,8 +353,10 @@ def curve_words(refused: str | None) -> list[str]:
     if refused is None:
         return []
     return [
-        "No curve δ(ε) is behind these numbers: they follow from ε and δ alone, and what an attack "
-        f"reaches in truth may be far less. The reason: {refused.rstrip('.')}."
+        (
+            "There is no curve δ(ε) behind these numbers: they follow from ε and δ alone, and the "
+            f"actual reach of an attack may be far smaller. The reason: {refused.rstrip('.')}."
+        )
     ]
 
 

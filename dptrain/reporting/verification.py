@@ -93,17 +93,17 @@ def verify_statement(value: Mapping[str, Any], text: str | None = None) -> Verif
         ValueError: if it is no statement, of a format that is not known here, or not whole.
     """
     if not isinstance(value, Mapping):
-        raise ValueError("it is no privacy statement: a JSON object is expected")
+        raise ValueError("it is not a privacy statement, which must be a JSON object")
     bare = {"epsilon", "delta", "unit", "adjacency"} <= set(value)
     read = read_statement(value) if not bare and is_statement(value) else None
     if not bare and not isinstance(value.get("guarantee"), Mapping):
-        raise ValueError("it is no privacy statement, it has no 'guarantee'")
+        raise ValueError("it is not a privacy statement, since it has no 'guarantee'")
     guarantee = stated_guarantee(value if bare else value["guarantee"])
     if read is None and text is not None:
         raise ValueError(
-            "it is a guarantee and no whole privacy statement, so the Markdown beside it can be "
-            "compared with nothing; verify the whole statement, or the guarantee under a name of "
-            "its own"
+            "it is a guarantee and not a complete privacy statement, so the Markdown file of the "
+            "same name cannot be compared with it: verify the complete statement, or rename the "
+            "guarantee's file"
         )
     found = _Findings(guarantee)
     found.check_guarantee()
@@ -136,7 +136,7 @@ class _Findings:
         if stated == found:
             self.verified.append(shown or f"{what} = {stated}")
         else:
-            self.refuted.append(f"{what} is stated as {stated}, and found is {found}")
+            self.refuted.append(f"{what} is stated as {stated}, but computed as {found}")
 
     def check_guarantee(self) -> None:
         stated = self.stated
@@ -151,8 +151,9 @@ class _Findings:
             return
         if stated.accountant.startswith("individual "):
             self.refuted.append(
-                f"ε was kept by the {stated.accountant} from the gradients of each example, during "
-                "training: it does not follow from the mechanism, and no file can show it"
+                f"the {stated.accountant} computed ε from the gradients of each example during "
+                "training, so it does not follow from the mechanism and cannot be verified from a "
+                "file"
             )
             return
         try:
@@ -178,27 +179,27 @@ class _Findings:
         executed = stated.steps_executed
         if executed is not None and executed > stated.steps_planned:
             self.refuted.append(
-                f"steps executed are {executed}, and the guarantee is of {stated.steps_planned}"
+                f"{executed} steps were executed, but the guarantee covers {stated.steps_planned}"
             )
         elif executed is not None:
             self.declared.append(f"steps executed = {executed}")
         if stated.noise_generator is not None:
             self.declared.append(f"noise generator: {stated.noise_generator}")
         if "graph" in stated.scheme:
-            self.declared.append("the sizes that the scheme tells of the graph of users")
+            self.declared.append("the sizes of the graph of users, as the scheme states them")
 
     def _numbers(self, again: Guarantee) -> None:
         stated, most = self.stated, 1.0 + TOLERANCE
         if again.epsilon <= stated.epsilon * most and again.delta <= stated.delta * most:
             self.verified.append(
-                f"ε = {stated.epsilon:.6g} at δ = {stated.delta:.6g}: {again.accountant} finds "
+                f"ε = {stated.epsilon:.6g} at δ = {stated.delta:.6g}: {again.accountant} computes "
                 f"ε = {again.epsilon:.6g} at δ = {again.delta:.6g}"
             )
         else:
             self.refuted.append(
-                f"(ε = {stated.epsilon:.6g}, δ = {stated.delta:.6g}) is stated, and "
-                f"{again.accountant} finds no less than (ε = {again.epsilon:.6g}, δ = "
-                f"{again.delta:.6g}) for this mechanism"
+                f"(ε = {stated.epsilon:.6g}, δ = {stated.delta:.6g}) is stated, but "
+                f"{again.accountant} proves only (ε = {again.epsilon:.6g}, δ = {again.delta:.6g}) "
+                "for this mechanism"
             )
 
     def _certificate(self, again: Guarantee) -> None:
@@ -206,10 +207,10 @@ class _Findings:
         if stated is None and found is None:
             return
         if _alike(stated, found):
-            self.verified.append("certificate: its seed gives the same samples and verdicts again")
+            self.verified.append("certificate: its seed reproduces its samples and verdicts")
             self.declared.append("that no other seed was tried before that of the certificate")
         else:
-            self.refuted.append("the certificate is not what its seed gives here")
+            self.refuted.append("its seed does not reproduce the certificate")
 
     def _notes(self, again: Guarantee) -> None:
         left = list(self.stated.notes)
@@ -218,7 +219,7 @@ class _Findings:
             if match is None and (again.certificate is not None or _is_condition(note)):
                 self.refuted.append(f"a note of the accountant's is missing or changed: {note}")
             elif match is None:
-                self.verified.append(f"the accountant remarks, and the statement does not: {note}")
+                self.verified.append(f"the accountant notes, and the statement does not: {note}")
             else:
                 left.remove(match)
                 self.verified.append(f"note: {match}")
@@ -258,17 +259,17 @@ class _Findings:
         try:
             due = statement_text(value).splitlines()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            self.refuted.append(f"the Markdown cannot be worked out again from the JSON: {error}")
+            self.refuted.append(f"the Markdown cannot be generated again from the JSON: {error}")
             return
         told = text.splitlines()
         for number, (one, other) in enumerate(itertools.zip_longest(told, due, fillvalue=""), 1):
             if not _same_text(one, other):
                 self.refuted.append(
-                    f"line {number} of the Markdown is {_short(one)}, and by the JSON it is "
+                    f"line {number} of the Markdown is {_short(one)}, but the JSON gives "
                     f"{_short(other)}"
                 )
                 return
-        self.verified.append(f"the Markdown, {len(told)} lines, says what the JSON says")
+        self.verified.append(f"the Markdown, {len(told)} lines, agrees with the JSON")
 
     def _profile(self, what: str, value: Any, *, shown: bool) -> None:
         """Check a curve: as it is shown beside the guarantee, or as its accountant computes it."""
@@ -287,8 +288,8 @@ class _Findings:
             if lower.size:
                 at = int(lower[0])
                 self.refuted.append(
-                    f"{what} states δ = {told[at]:.6g} ({side}) at ε = "
-                    f"{profile.epsilon[at]:.6g}, and found is {least[at]:.6g}"
+                    f"{what} states δ = {told[at]:.6g} ({side}) at ε = {profile.epsilon[at]:.6g}, "
+                    f"but the accountant computes {least[at]:.6g}"
                 )
                 return
         self.same(
@@ -302,7 +303,7 @@ class _Findings:
         mechanism = mechanism_of(self.stated)
         member = stated_accountant(profile.accountant, self.stated.adjacency)
         if not isinstance(member, DeterministicAccountant):
-            raise ValueError(f"{member.name} simulates, and its curve is none that is proven")
+            raise ValueError(f"{member.name} simulates, so its curve is not proven")
         found = member.profile(mechanism.participants, profile.epsilon)
         return as_shown(found, self.stated) if shown else found
 
@@ -312,7 +313,7 @@ class _Findings:
         try:
             limits, proven = read.limits, read.proven is not None
         except ValueError as error:
-            self.refuted.append(f"what an attack can reach cannot be worked out: {error}")
+            self.refuted.append(f"what an attack can reach cannot be computed: {error}")
             return
         due = {"sentence": str(limits), **limits.summary(), "curve_refused": refused}
         if _alike(value, due) and proven is (refused is None):
@@ -320,7 +321,7 @@ class _Findings:
         else:
             self.refuted.append("what an attack can reach does not follow from ε, δ and the curve")
         if refused is not None:
-            self.declared.append(f"no curve is behind what an attack can reach: {refused}")
+            self.declared.append(f"no curve supports what an attack can reach: {refused}")
 
 
 def _short(value: Any) -> str:

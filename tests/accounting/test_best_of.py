@@ -129,6 +129,6 @@ def test_refuses_bad_members():
     with pytest.raises(ValueError, match="at least one"):
         BestOf.of([])
     other = Stated("c", 1.0, 1.0, adjacency=Adjacency.ADD_REMOVE)
-    with pytest.raises(ValueError, match="all must be about adjacency='zero_out'"):
+    with pytest.raises(ValueError, match="all must use adjacency='zero_out'"):
         BestOf.of([AllocationPLD(), other])
     assert BestOf.of([AllocationPLD(), PoissonPLD()]).refusal(made(Identity()))

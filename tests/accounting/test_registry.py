@@ -121,7 +121,9 @@ def test_of_one_package_the_least_bound_counts():
 
 
 def test_it_serves_the_adjacencies_that_it_knows():
-    with pytest.raises(ValueError, match=r"states zero_out, asked for is adjacency='replace_one'"):
+    with pytest.raises(
+        ValueError, match=r"states zero_out, but adjacency='replace_one' was requested"
+    ):
         account(poisson(), delta=1e-3, adjacency=Adjacency.REPLACE_ONE, accountant="gaussian")
     mine = elsewhere("first", adjacencies=(Adjacency.ADD_REMOVE,))
     assert mine.adjacency is Adjacency.ADD_REMOVE
@@ -162,7 +164,7 @@ def test_options_that_are_no_fields_are_refused():
         def __init__(self, sensitivity):
             self.__dict__.update(sensitivity=sensitivity, adjacency=Adjacency.ZERO_OUT)
 
-    with pytest.raises(TypeError, match=r"let its options be fields, under @dataclasses"):
+    with pytest.raises(TypeError, match=r"declare its options as fields, under @dataclasses"):
         register_accountant(Initialized(2.0))
 
 

@@ -487,19 +487,19 @@ class WithLoss(nn.Module):
 
 
 def test_what_cannot_be_planted_is_refused():
-    with pytest.raises(TypeError, match="give the map-style data set"):
+    with pytest.raises(TypeError, match="must be the map-style data set"):
         plant_canaries(network(), DataLoader(people()), canaries=3)
-    with pytest.raises(ValueError, match="there is nothing to plant"):
+    with pytest.raises(ValueError, match="there is no canary to plant"):
         plant_canaries(network(), people(), canaries=0)
-    with pytest.raises(ValueError, match=r"data is empty: run_canaries\(\)"):
+    with pytest.raises(ValueError, match=r"data is empty: use run_canaries\(\)"):
         plant_canaries(network(), [], canaries=3)
     with pytest.raises(TypeError, match="an item is a Tensor"):
         plant_canaries(network(), torch.zeros(3, 4), canaries=3)
-    with pytest.raises(TypeError, match="of which there is no blank: give template="):
+    with pytest.raises(TypeError, match="for which there is no blank value: pass template="):
         plant_canaries(network(), [(object(), 1)], canaries=3)
     with pytest.raises(ValueError, match="has canaries already"):
         plant_canaries(PlantedModule(network(), 3), people(), canaries=3)
-    with pytest.raises(ValueError, match="key 'canary' already"):
+    with pytest.raises(ValueError, match="already has a key 'canary'"):
         plant_canaries(network(), [{"canary": 1}], canaries=3)
 
 
@@ -510,21 +510,21 @@ def test_a_scheme_without_the_canaries_is_refused():
 
 def test_runs_that_cannot_be_heard_are_refused():
     planted, private = loss_of(network())
-    with pytest.raises(ValueError, match="0 of 0 steps were heard"):
+    with pytest.raises(ValueError, match="recorded 0 of 0 steps"):
         planted.heard()
     other, _ = loss_of(network())
-    with pytest.raises(ValueError, match="no run of these canaries"):
+    with pytest.raises(ValueError, match="not a run of these canaries"):
         other.listen(private)
     with pytest.raises(TypeError, match="what make_private returns"):
         planted.listen(private.optimizer)
     x, y = next(iter(private.loader))
     cross_entropy(private.module(x), y).backward()
     private.optimizer.step()
-    with pytest.raises(ValueError, match="1 steps have run that were not heard"):
+    with pytest.raises(ValueError, match="1 steps have run before"):
         planted.listen(private)
     scaled = functools.partial(ScaledAdam, eps_scale=0.1)
     planted, private = loss_of(network(), scaled, gradients=Gradients(mode="hooks"))
-    with pytest.raises(ValueError, match="scales gradients before they are clipped"):
+    with pytest.raises(ValueError, match="rescales gradients before they are clipped"):
         planted.listen(private)
     scheme = Poisson(probability=0.5, dataset_size=60, steps=2, max_batch_size=40)
     cut = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
@@ -532,7 +532,7 @@ def test_runs_that_cannot_be_heard_are_refused():
     with pytest.raises(ValueError, match="audit it with max_batch_size=None"):
         planted.listen(private)
     planted, _ = loss_of(network())
-    with pytest.raises(ValueError, match="batches that do not say which rows are canaries"):
+    with pytest.raises(ValueError, match="a batch that does not say which rows are canaries"):
         planted.module(torch.zeros(3, WIDTH))
     planted.module.eval()
     assert planted.module(torch.zeros(3, WIDTH)).shape == (3, CLASSES)  # as test data come
@@ -542,7 +542,7 @@ def test_a_loss_within_the_module_is_refused():
     planted, private = loss_of(WithLoss())
     planted.listen(private)
     x, _ = next(iter(private.loader))
-    with pytest.raises(ValueError, match="make the loss outside"):
+    with pytest.raises(ValueError, match="compute the loss outside"):
         planted.module(x)
 
 
@@ -562,5 +562,5 @@ def test_canaries_that_clipping_leaves_alone_are_refused():
     planted.listen(private)
     x, y = next(iter(private.loader))
     (private.module(x) - y).square().mean().backward()
-    with pytest.raises(RuntimeError, match="hardly any gradient at its row"):
+    with pytest.raises(RuntimeError, match="almost no gradient at its row"):
         private.optimizer.step()

@@ -119,8 +119,8 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps beside"),
         (["FILE", "--delta", "1e-5", "--plot", "x.png"], "add --profile"),
         (["FILE", "--delta", "1e-5", "--json", "FILE/x.json"], "mechanism.json"),
-        (["gone.json", "--delta", "1e-5"], "no mechanism file gone.json: write one with"),
-        (["WRONG", "--delta", "1e-5"], "is no mechanism"),
+        (["gone.json", "--delta", "1e-5"], "no mechanism file gone.json: create one with"),
+        (["WRONG", "--delta", "1e-5"], "is not a mechanism"),
         (["YAML", "--delta", "1e-5"], "give a configuration as --config"),
         ([*FLAGS, *STEPS, "--delta", "1e-5"], "--noise-multiplier is missing"),
         ([*FLAGS, "--sigma", "1", "--delta", "1e-5"], "exactly one of --epochs and --steps"),
@@ -161,7 +161,7 @@ def test_unknown_adjacency_exits_with_2(file):
 def test_certificates_of_who_makes_none_are_refused(file, tmp_path, capsys):
     command = ["calibrate", str(file), "--epsilon", "1", "--delta", "1e-5"]
     assert main([*command, "--certificates", str(tmp_path / "c")]) == 2
-    assert "only simulation makes certificates" in capsys.readouterr().err
+    assert "only simulations create certificates" in capsys.readouterr().err
 
 
 def test_a_delta_that_protects_nobody_is_warned_of_in_one_line(file, capsys):

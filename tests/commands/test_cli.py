@@ -141,7 +141,10 @@ def test_an_interrupted_plan_prints_what_it_has(tmp_path, capsys, monkeypatch):
     assert main([*PLAN, "--json", str(figures)]) == 130
     said = capsys.readouterr()
     assert "Best (*): " in said.out
-    assert "interrupted: this is what was found until then; nothing was written" in said.err
+    assert (
+        "interrupted: the comparison ended early with these results, and nothing was written"
+        in said.err
+    )
     assert not figures.exists()
     left[0] = 0
     assert main(PLAN) == 130

@@ -86,7 +86,7 @@ def test_of_a_bare_guarantee_only_the_point_is_known(tmp_path, written, capsys):
     assert found["basic"]["sum_of_epsilon"] == 2 * one.epsilon
     capsys.readouterr()
     assert main(["compose", path, path, "--delta", str(DELTA)]) == 0
-    assert "Nothing is shown" in capsys.readouterr().out
+    assert "There is no bound" in capsys.readouterr().out
 
 
 def test_the_weakest_run_says_how_it_was_shown(tmp_path, written, capsys):
@@ -149,7 +149,7 @@ def test_what_has_no_one_statement_is_refused(written, capsys):
         return line
 
     user = dataclasses.replace(stated, unit=Unit(kind="user", max_examples=4))
-    assert "no one statement about both" in refused(written("user.json", user.to_json()))
+    assert "no single statement covers both" in refused(written("user.json", user.to_json()))
     other = dataclasses.replace(stated, adjacency=Adjacency.REPLACE_ONE)
     assert "replace_one" in refused(written("replaced.json", other.to_json()))
     small = written("small.json", account(full_batches(0.5, size=900), delta=DELTA).to_json())
@@ -160,13 +160,13 @@ def test_what_has_no_one_statement_is_refused(written, capsys):
     assert "no unit is in two" in capsys.readouterr().out
     assert "--delta is missing" in refused(written("m.json", full_batches(0.5).to_json()))
     bare = full_batches(0.5).with_noise(0.0).to_json()
-    assert "no noise" in refused(written("zero.json", bare), "--delta", "1e-5")
+    assert "without noise" in refused(written("zero.json", bare), "--delta", "1e-5")
     endless = dataclasses.replace(stated, epsilon=math.inf)
-    assert "promises nothing" in refused(written("inf.json", endless.to_json()))
+    assert "has no guarantee" in refused(written("inf.json", endless.to_json()))
     assert "certificate" in refused(written("c.json", {"request": {}, "noise_multiplier": 1.0}))
-    assert "nothing of a run's privacy" in refused(written("x.json", {"a": 1}))
-    assert "no JSON" in refused(written("y.json", "{"))
-    assert "no JSON" in refused(written("deep.json", "[" * 100_000))
+    assert "not describe the privacy of a run" in refused(written("x.json", {"a": 1}))
+    assert "not valid JSON" in refused(written("y.json", "{"))
+    assert "not valid JSON" in refused(written("deep.json", "[" * 100_000))
     assert "no file" in refused("nowhere.json")
     assert "one of --delta and --epsilon" in refused("--delta", "1e-5", "--epsilon", "1")
 

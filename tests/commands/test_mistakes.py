@@ -94,7 +94,7 @@ def test_the_nearest_field_of_a_configuration_is_named(capsys, tmp_path, right, 
     ("command", "arguments", "message"),
     [
         (vision.main, ["--confg", "x.yaml"], "did you mean --config?"),
-        (vision.main, ["--config", "CONFIG", "--steps=3"], "a field is written steps=VALUE"),
+        (vision.main, ["--config", "CONFIG", "--steps=3"], "write the field as steps=VALUE"),
         (vision.main, ["--config", "CONFIG", "stesp=3"], "did you mean 'steps'?"),
         (vision.main, ["--config", "CONFIG", "optimizer.name=adan"], "did you mean adam?"),
         (vision.main, ["--config", "CONFIG", "clipping.type=Falt"], "did you mean Flat?"),

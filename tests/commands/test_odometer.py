@@ -155,7 +155,7 @@ def test_what_has_no_place_in_a_ledger_is_refused(tmp_path, written, opened, cap
         return line
 
     user = dataclasses.replace(stated, unit=Unit(kind="user", max_examples=4))
-    assert "no one statement about both" in refused(written("user.json", user.to_json()))
+    assert "no single statement covers both" in refused(written("user.json", user.to_json()))
     other = dataclasses.replace(stated, adjacency=Adjacency.REPLACE_ONE)
     assert "replace_one" in refused(written("replaced.json", other.to_json()))
     small = written("small.json", account(full_batches(0.1, size=900), delta=1e-6).to_json())
@@ -164,11 +164,11 @@ def test_what_has_no_place_in_a_ledger_is_refused(tmp_path, written, opened, cap
     guess = dataclasses.replace(stated, kind=Kind.ESTIMATE)
     assert "estimate" in refused(written("guess.json", guess.to_json()))
     assert "no file" in refused("nowhere.json")
-    assert "nothing of a run's privacy" in refused(written("x.json", {"a": 1}))
+    assert "not describe the privacy of a run" in refused(written("x.json", {"a": 1}))
     assert "--slack" in refused(small, "--overlapping", "--slack", "0")
-    assert "too little" in refused(small, "--overlapping", "--slack", "1e-15")
+    assert "too small" in refused(small, "--overlapping", "--slack", "1e-15")
     assert "no ledger" in refused(small, into=tmp_path / "nowhere.jsonl")
-    assert "it is empty" in refused(into=written("empty.jsonl", ""), action="check")
+    assert "is empty" in refused(into=written("empty.jsonl", ""), action="check")
     assert "line 1" in refused(into=written("other.jsonl", "{}\n"), action="show")
     assert "line 1" in refused(into=written("deep.jsonl", "[" * 100_000 + "\n"), action="show")
     numbers = ("--epsilon", "1", "--delta", "1e-5")
@@ -234,7 +234,7 @@ def test_what_was_changed_is_noticed(ledger_of_three, capsys):
         assert each != lines
         status, told = check("".join(f"{line}\n" for line in each))
         assert status == 2
-        assert "its hash of the line before" in told
+        assert "its hash of the previous line" in told
     # With hashes made anew: what does not add up is noticed, the rest only by the noted hash.
     cheaper = {**json.loads(lines[2]), "mu": 0.01}
     forged = rewritten([*lines[:2], json.dumps(cheaper), lines[3]])

@@ -293,7 +293,7 @@ def test_command_writes_what_it_says(tmp_path, capsys):
         (["--steps", "10", "--delta", "1"], "delta=1"),
         (
             ["--steps", "10", "--delta", "0.001", "--out", "x.yaml"],
-            "--delta 0.001 with --out: training refuses what is not below 1/N = 0.001",
+            "--delta 0.001 with --out: training requires δ below 1/N = 0.001",
         ),
         (["--steps", "10", "--epsilon", "-2"], "epsilon=-2"),
         (["--steps", "10", "--dataset-size", "0"], "dataset_size=0"),

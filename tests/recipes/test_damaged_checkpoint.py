@@ -72,7 +72,7 @@ def test_a_lost_ledger_ends_in_one_line_or_is_said(stopped, capsys):
         assert run(config, output, "--resume", *PLAIN) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 1
-        assert "is not what the checkpoint's run left" in error
+        assert "does not match the checkpoint" in error
         assert "--accept-lost-ledger" in error
     assert run(config, output, "--resume", "--accept-lost-ledger", *PLAIN) == 0
     report = (output / "privacy_report.md").read_text()

@@ -91,7 +91,7 @@ def of_everyone(tmp_path):
     folder = tmp_path / "open"
     folder.mkdir(mode=0o700)
     folder.chmod(0o755)
-    return [f"privacy.noise_folder={folder}"], "has mode 0755, which lets others in"
+    return [f"privacy.noise_folder={folder}"], "has mode 0755, which gives others access"
 
 
 def missing(tmp_path):
@@ -109,14 +109,14 @@ def a_number(tmp_path):
 
 def drawn_again(tmp_path):
     words = [f"privacy.noise_folder={tmp_path}", "privacy.regenerate_noise=true"]
-    return words, "noise that is drawn again has no buffers"
+    return words, "noise that is generated again has no buffers"
 
 
 def of_another_device(tmp_path):
     folder = tmp_path / "private"
     folder.mkdir(mode=0o700)
     words = [f"privacy.noise_folder={folder}", "device=meta"]
-    return words, "for noise on the CPU only; set it to null, or device to cpu"
+    return words, "on the CPU only; set it to null, or device to cpu"
 
 
 @pytest.mark.parametrize(

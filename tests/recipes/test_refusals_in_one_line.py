@@ -33,7 +33,7 @@ def test_a_step_that_was_released_before(config, tmp_path, monkeypatch, capsys):
         file.write('{"step": 3, "digest": "0123456789abcdef0123456789abcdef"}\n')
     assert run(config, tmp_path / "run", "--resume", *PLAIN) == 2
     line = last_line(capsys)
-    assert line.startswith("error: step 3 was released before and does not come out the same")
+    assert line.startswith("error: step 3 was released before and now has a different result")
     assert "Resume from the latest checkpoint" in line
 
 

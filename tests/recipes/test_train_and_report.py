@@ -79,7 +79,7 @@ def test_a_report_is_what_the_statement_says(finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "words", "match"),
     [
-        ("steps: 3", [], "it names no recipe; add the line 'recipe: vision'"),
+        ("steps: 3", [], "names no recipe: add the line 'recipe: vision'"),
         ("recipe: visoin", [], "recipe=visoin: did you mean vision?"),
         ("recipe: vision", ["recipe=arxive"], "recipe=arxive: did you mean arxiv?"),
         ("recipe: vision", ["stesp=3"], "unknown field 'stesp'; did you mean 'steps'?"),

@@ -177,7 +177,7 @@ def test_the_command_writes_them(folder, tmp_path, capsys, value):
 def test_without_a_statement_there_is_nothing_to_write(tmp_path, capsys, flag):
     out = tmp_path / "out"
     assert main(["report", str(tmp_path), flag, str(out)]) == 2
-    assert "which is not there" in capsys.readouterr().err
+    assert "which does not exist" in capsys.readouterr().err
     assert not out.exists()
 
 

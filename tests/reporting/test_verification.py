@@ -117,8 +117,8 @@ def changed(value, path, new):
 @pytest.mark.parametrize(
     ("path", "new", "words"),
     [
-        (["guarantee", "epsilon"], 0.05, "is stated, and poisson-pld finds no less than"),
-        (["guarantee", "delta"], 1e-7, "is stated, and poisson-pld finds no less than"),
+        (["guarantee", "epsilon"], 0.05, "is stated, but poisson-pld proves only"),
+        (["guarantee", "delta"], 1e-7, "is stated, but poisson-pld proves only"),
         (["guarantee", "unit"], {"kind": "user", "max_examples": 9}, "protected unit is stated"),
         (["guarantee", "noise_multiplier"], 15.0, "mechanism_hash"),
         (["guarantee", "scheme", "probability"], 0.001, "mechanism_hash"),
@@ -129,12 +129,12 @@ def changed(value, path, new):
         (["guarantee", "kind"], "upper bound", "how it was shown is stated"),
         (["guarantee", "kind"], "estimate", "proves nothing"),
         (["guarantee", "adjacency"], "add_remove", "is private under add_remove"),
-        (["guarantee", "adjacency"], "replace_one", "is stated, and poisson-pld finds no less"),
+        (["guarantee", "adjacency"], "replace_one", "is stated, but poisson-pld proves only"),
         (["guarantee", "accountant"], "mmcc", "how it was shown is stated"),
         (["guarantee", "accountant"], "individual GDP filter", "during training"),
         (["guarantee", "accountant"], "magic", "is unknown"),
         (["guarantee", "steps_planned"], 19, "steps planned is stated as 19"),
-        (["guarantee", "steps_executed"], 21, "steps executed are 21"),
+        (["guarantee", "steps_executed"], 21, "21 steps were executed"),
         (["guarantee", "epsilon"], "inf", "promises nothing"),
         (["sentence"], "Nobody is ever found.", "the sentence is stated"),
         (["conditions"], [], "the conditions are not"),
@@ -143,7 +143,7 @@ def changed(value, path, new):
         (["profile", "delta_add", 3], 1e-9, "the curve states δ = 1e-09 (add)"),
         (["profile", "kind"], "upper bound", "how the curve was shown"),
         (["profile", "accountant"], "min-sep-importance", "the curve δ(ε) is not reproduced"),
-        (["profile", "delta_add"], [0.1], "not as many δ as ε"),
+        (["profile", "delta_add"], [0.1], "the numbers of ε and δ differ"),
     ],
     ids=str,
 )  # fmt: skip
@@ -197,7 +197,7 @@ def test_a_text_beside_a_bare_guarantee_is_not_passed_over(tmp_path, capsys):
         assert main(["verify", str(tmp_path / "stated.json")]) == 2
         said = capsys.readouterr()
         assert "Reproduced" not in said.out
-        assert "the Markdown beside it can be compared with nothing" in said.err
+        assert "cannot be compared with it" in said.err
         (tmp_path / "stated.md").unlink()
 
 
@@ -257,12 +257,14 @@ def test_a_statement_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path, cap
     for words in (["verify", str(tmp_path)], ["report", str(tmp_path), *outputs]):
         assert main(words) == 2
         said = capsys.readouterr().err
-        assert "its format is 1 and known here is 2: read it with the version of dptrain" in said
+        assert (
+            "its format is 1, and this version of dptrain knows 2: read it with the version" in said
+        )
 
 
 @pytest.mark.parametrize("date", ["20260302", "2026-02-30", "yesterday", 20260302, None])
 def test_what_is_no_date_is_refused(stated, date):
-    with pytest.raises(ValueError, match=r"its date .* is none: it has to be written YYYY-MM-DD"):
+    with pytest.raises(ValueError, match=r"its date .* is not valid: must be YYYY-MM-DD"):
         verify_statement({**stated, "date": date})
 
 
@@ -351,13 +353,15 @@ def test_another_format_is_refused(tmp_path, capsys, stated, number):
     file = tmp_path / STATEMENT
     file.write_text(json.dumps({**stated, "format": number}), encoding="utf-8")
     assert main(["verify", str(tmp_path)]) == 2
-    assert f"its format is {number!r} and known here is 2" in capsys.readouterr().err
+    assert (
+        f"its format is {number!r}, and this version of dptrain knows 2" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "no privacy statement"),
+        ("[]", "not a privacy statement"),
         ('{"format": 1}', "no 'guarantee'"),
         ('{"guarantee": 3}', "no 'guarantee'"),
         ('{"guarantee": {"epsilon": 1}}', "not a guarantee"),

@@ -54,9 +54,9 @@ class Profile:
             mine, its = getattr(self, name), getattr(guarantee, name)
             if mine is not None and mine != its:
                 raise ValueError(
-                    f"profile: it is about {name}={_named(mine)} and the guarantee about "
-                    f"{_named(its)}, so the two say nothing together; take "
-                    "profile(mechanism, adjacency=guarantee.adjacency) of the same mechanism"
+                    f"profile: it describes {name}={_named(mine)} and the guarantee {_named(its)}, "
+                    "so they cannot be combined; take profile(mechanism, "
+                    "adjacency=guarantee.adjacency) of the same mechanism"
                 )
 
     @property
@@ -136,8 +136,9 @@ class Accountant(ABC):
         # Set on the class the field's default would silently overwrite it.
         if "adjacency" in cls.__dict__:
             raise TypeError(
-                f"{cls.__name__}.adjacency: every instance has an adjacency of its own; state the "
-                "relations that there are theorems for, adjacencies = (Adjacency.ADD_REMOVE,)"
+                f"{cls.__name__}.adjacency: the adjacency belongs to each instance; list the "
+                "relations for which the class has theorems, for instance adjacencies = "
+                "(Adjacency.ADD_REMOVE,)"
             )
 
     def __post_init__(self) -> None:
@@ -191,9 +192,10 @@ class Accountant(ABC):
         """
         if self.kind not in (Kind.EXACT, Kind.UPPER_BOUND) and attempts > 1:
             raise ValueError(
-                f"accountant={self.name!r} may be wrong, and picking one of {attempts} "
-                f"calibrations makes that likelier; override {type(self).__name__}.among to count "
-                "all of them, or calibrate the one that you picked anew"
+                f"accountant={self.name!r} may be wrong with some probability, and choosing the "
+                f"best of {attempts} calibrations increases it: override "
+                f"{type(self).__name__}.among to count all attempts, or calibrate the chosen "
+                "mechanism again"
             )
         return self
 
@@ -320,17 +322,17 @@ def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None
         if scheme.nominal_size is None:
             return None
         return (
-            f"nominal_size={scheme.nominal_size} keeps the number of examples private, which is "
-            f"public under {adjacency.value}; leave nominal_size out, or ask for add_remove"
+            f"nominal_size={scheme.nominal_size} keeps the number of examples private, but it is "
+            f"public under {adjacency.value}; leave nominal_size out, or use add_remove"
         )
     if scheme.nominal_size is not None:
         return None
     name = type(scheme).__name__
     hiding = [each for each, kind in scheme_types().items() if issubclass(kind, AnySizeScheme)]
     return (
-        f"the number of examples is private under add_remove, but a run with this {name} divides by"
-        f" its expected batch size N·p and prints N; use {' or '.join(hiding)} with nominal_size=,"
-        " a public number that is not set from N"
+        f"the number of examples is private under add_remove, but a run with this {name} divides "
+        f"by its expected batch size N·p and prints N; use {' or '.join(hiding)} with "
+        "nominal_size=, a public number that is not set from N"
     )
 
 
@@ -343,9 +345,9 @@ def truncation_refusal(scheme: Scheme) -> str | None:
     if scheme.max_batch_size is None:
         return None
     return (
-        f"max_batch_size={scheme.max_batch_size} cuts batches, so that examples' coins are not "
-        "independent, and its theorem is about whole draws; use max_batch_size=None, or an "
-        "accountant for truncated sampling"
+        f"max_batch_size={scheme.max_batch_size} truncates batches, so examples are no longer "
+        "drawn independently, as its theorem assumes; use max_batch_size=None, or an accountant "
+        "for truncated sampling"
     )
 
 
@@ -353,5 +355,5 @@ def varying_noise(mechanism: MatrixMechanism) -> str | None:
     """Reason why an accountant of equal steps of C = c·I refuses the diagonal, or ``None``."""
     norms = mechanism.strategy.column_norms(mechanism.steps)
     if norms.min() < norms.max():
-        return "it needs the same noise at every step, the diagonal of the strategy varies"
+        return "it needs the same noise at every step, but the diagonal of the strategy varies"
     return None

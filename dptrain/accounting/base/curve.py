@@ -193,8 +193,8 @@ class DeterministicAccountant(Accountant):
         if sigma is None:
             reached = curve.epsilon(LARGEST_SIGMA, delta)
             raise ValueError(
-                f"epsilon={epsilon} is out of reach of the {self.display} accountant at "
-                f"delta={delta}: σ = {LARGEST_SIGMA:g} gives ε = {reached:.6g}; ask for a larger "
-                f"epsilon or delta, or use fewer steps"
+                f"epsilon={epsilon} is unreachable for the {self.display} accountant at "
+                f"delta={delta}: even σ = {LARGEST_SIGMA:g} gives ε = {reached:.6g}; choose a "
+                "larger epsilon or delta, or fewer steps"
             )
         return self.guarantee(mechanism.with_noise(sigma), delta=delta)

@@ -101,19 +101,20 @@ def _register(accountant: A) -> A:
             accountant.under(each)
     except TypeError as error:
         raise TypeError(
-            f"{made.__name__}: it cannot be made for another adjacency ({error}); let its options "
-            "be fields, under @dataclasses.dataclass(frozen=True, kw_only=True), without an "
-            "__init__ of its own"
+            f"{made.__name__}: it cannot be created for another adjacency ({error}); declare its "
+            "options as fields, under @dataclasses.dataclass(frozen=True, kw_only=True), without "
+            "an __init__ of its own"
         ) from error
     known = _KNOWN.get(name) or _formerly(name)
     if known is not None and _where(known) != _where(accountant):
         raise ValueError(
-            f"{made.__name__}: name={name!r} is that of {'.'.join(_where(known))}; choose another"
+            f"{made.__name__}: name={name!r} is already used by {'.'.join(_where(known))}; choose "
+            "another"
         )
     if known is not None and type(known) is made and known != accountant:
         raise ValueError(
             f"{made.__name__}: name={name!r} is registered with other options, which other runs "
-            "may rest on; give yours where it is to answer, as accountant="
+            "may depend on; pass your instance as accountant= where it should be used"
         )
     _KNOWN[name] = accountant
     return accountant
@@ -141,13 +142,15 @@ def accountant_named(name: str, adjacency: Adjacency | None = None) -> Accountan
     known = members.get(name) or _formerly(name)
     if known is None:
         hint = did_you_mean(name.lower().replace(" ", "-"), members)
-        raise ValueError(f"accountant={name!r} is unknown; {hint}known are {', '.join(members)}")
+        raise ValueError(
+            f"accountant={name!r} is unknown; {hint}available are {', '.join(members)}"
+        )
     if adjacency is None:
         return known
     if adjacency not in known.adjacencies:
         raise ValueError(
-            f"accountant={name!r} states {known.relations}, asked for is "
-            f"adjacency={adjacency.value!r}; leave accountant out or change the adjacency"
+            f"accountant={name!r} states {known.relations}, but adjacency={adjacency.value!r} was "
+            "requested; leave accountant out or change the adjacency"
         )
     return known.under(adjacency)
 
@@ -170,7 +173,7 @@ def availabilities(mechanism: MatrixMechanism, adjacency: Adjacency) -> list[Ava
 def _behind(found: Availability, first: str) -> Availability:
     if found.reason is not None or _package(found.accountant) == first:
         return found
-    reserved = f"{first} has an accountant of its own; ask for it by name ({found.name!r})"
+    reserved = f"{first} has an accountant of its own; request it by name ({found.name!r})"
     return dataclasses.replace(found, reserved=reserved)
 
 

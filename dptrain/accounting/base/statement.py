@@ -104,7 +104,7 @@ def _notes(scheme: Scheme) -> tuple[str, ...]:
 
 def without_noise(mechanism: MatrixMechanism, accountant: Accountant, delta: float) -> Guarantee:
     """The statement at σ = 0, which guarantees nothing."""
-    note = "there is no noise, hence no privacy"
+    note = "there is no noise, so there is no privacy"
     return statement(mechanism, accountant, epsilon=math.inf, delta=delta, notes=(note,))
 
 
@@ -133,7 +133,7 @@ def checked_sigma(mechanism: MatrixMechanism) -> float:
     sigma = mechanism.noise_multiplier
     if sigma != 0.0 and not SMALLEST_SIGMA <= sigma <= 1e9:
         raise ValueError(
-            f"noise_multiplier={sigma:g}: privacy losses are computed for 0 and from "
+            f"noise_multiplier={sigma:g}: privacy losses can be computed only for σ = 0 and from "
             f"{SMALLEST_SIGMA:g} to 1e+09; choose σ in that range (below it, nothing is protected)"
         )
     return sigma

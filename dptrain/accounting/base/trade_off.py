@@ -76,11 +76,11 @@ class TradeOff:
             object.__setattr__(self, name, kept)
             if not 0 < len(kept) == len(self.epsilon):
                 raise ValueError(
-                    f"{name}: {len(kept)} values for {len(self.epsilon)} ε; give one for each of "
-                    "at least one ε"
+                    f"{name} has {len(kept)} values for {len(self.epsilon)} values of ε: must have "
+                    "one for each, and at least one"
                 )
         if any(b <= a for a, b in zip(self.epsilon, self.epsilon[1:], strict=False)):
-            raise ValueError("epsilon: must be strictly ascending; sort it and merge equal ones")
+            raise ValueError("epsilon must be strictly ascending: sort it and merge equal values")
         floor = checks.number("floor", self.floor, minimum=LEAST_FLOOR, below=0.5)
         object.__setattr__(self, "floor", floor)
         checks.instance("kind", self.kind, Kind)
@@ -211,8 +211,8 @@ class TradeOff:
         """The reason why there is no ``mu``, or ``None``."""
         if len(self.epsilon) == 1:
             return (
-                "it is one (ε, δ) that was shown and not a profile: the rates follow from it, and a"
-                " μ would say less"
+                "only one (ε, δ) was shown and not a profile: the error rates follow from it, and "
+                "a μ would say less"
             )
         if not math.isfinite(self._mu):
             return f"both rates may be below the floor of {self.floor:g} at once"
@@ -329,8 +329,8 @@ def check_same_subject(runs: Sequence[TradeOff]) -> None:
     for number, run in enumerate(runs):
         if (run.adjacency, run.unit) != (runs[0].adjacency, runs[0].unit):
             raise ValueError(
-                f"runs[0] protects {_subject(runs[0])} and runs[{number}] {_subject(run)}: there "
-                "is no one statement about both; account for all runs with the same unit and "
+                f"runs[0] protects {_subject(runs[0])} and runs[{number}] {_subject(run)}, so no "
+                "single statement covers both; account for all runs with the same unit and "
                 "adjacency"
             )
 

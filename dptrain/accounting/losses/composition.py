@@ -42,14 +42,17 @@ class HeterogeneousComposition:
             spacing = self._parts[0].spacing if self._parts else single.spacing
             if single.spacing != spacing:
                 raise ValueError(
-                    f"parts: spacings {spacing} and {single.spacing} differ; discretize all losses "
-                    f"on one grid"
+                    f"parts: their grids have the spacings {spacing} and {single.spacing}; "
+                    "discretize all losses on one grid"
                 )
             if count < 1:
-                raise ValueError(f"parts: a count is {count}; leave out what does not occur")
+                raise ValueError(
+                    f"parts: a count is {count}: must be positive, so leave out losses that do not "
+                    "occur"
+                )
             self._parts.append(Masses(single, count))
         if not self._parts:
-            raise ValueError("parts: there are none; give at least one loss distribution")
+            raise ValueError("parts: must contain at least one loss distribution")
         self._levels: list[TiltedCurve | None] = [None] * len(_CHARGES)
 
     @property

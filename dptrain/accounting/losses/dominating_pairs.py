@@ -42,7 +42,8 @@ class ShiftedMixtures:
         checks.probability("probability", self.probability)
         if not (self.right > self.left and self.right + self.left >= 0.0):
             raise ValueError(
-                f"right={self.right}, left={self.left}: need right > left and right + left >= 0"
+                f"right={self.right}, left={self.left}: must satisfy right > left and right + left "
+                ">= 0"
             )
 
     @property

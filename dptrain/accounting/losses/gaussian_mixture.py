@@ -56,20 +56,22 @@ class GaussianMixtures:
         weights = np.asarray(self.weights, float)
         means = np.asarray(self.means, float)
         if weights.ndim != 2 or 0 in weights.shape:
-            raise ValueError(f"weights: need the shape (K, m), got {weights.shape}")
+            raise ValueError(f"weights: must have the shape (K, m), got {weights.shape}")
         if means.shape not in (weights.shape, weights.shape[1:]):
             raise ValueError(
-                f"means: need the shape of weights {weights.shape} or {weights.shape[1:]}, got "
-                f"{means.shape}"
+                f"means: must have the shape of weights, {weights.shape}, or {weights.shape[1:]}, "
+                f"got {means.shape}"
             )
         if not (np.isfinite(means).all() and means.min() >= 0.0):
-            raise ValueError(f"means: must be finite and not negative, least {means.min()}")
+            raise ValueError(
+                f"means: must be finite and not negative, but the smallest is {means.min()}"
+            )
         totals = weights.sum(axis=1)
         if not (weights.min() >= 0.0 and np.abs(totals - 1.0).max() <= 1e-12):
             raise ValueError(
-                f"weights: must not be negative and every row must sum to 1; the least is "
-                f"{weights.min()}, sums lie in [{totals.min()}, {totals.max()}]; put what is "
-                f"missing on the largest mean"
+                "weights: must not be negative and every row must sum to 1, but the smallest is "
+                f"{weights.min()} and the sums lie in [{totals.min()}, {totals.max()}]; add the "
+                "missing weight to the largest mean"
             )
         object.__setattr__(self, "weights", weights / totals[:, None])
         object.__setattr__(self, "means", means)

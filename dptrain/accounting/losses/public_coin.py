@@ -27,7 +27,9 @@ def public_mixture(parts: Sequence[tuple[float, LossDistribution]]) -> LossDistr
     """
     spacing = parts[0][1].spacing
     if any(part.spacing != spacing for _, part in parts):
-        raise ValueError("parts: the losses need the same spacing; discretize them on one grid")
+        raise ValueError(
+            "parts: the losses must have the same spacing; discretize them on one grid"
+        )
     lowest = min(part.lowest for _, part in parts)
     size = max(part.lowest + part.log_mass.size for _, part in parts) - lowest
     mass = np.zeros(size)

@@ -16,7 +16,7 @@ def least_true(
     The answer is a point at which ``holds`` was seen to be true (or ``high``, which the caller
     knows to be), at most ``tolerance`` above the least one: rounding is upwards.
     """
-    checks.invariant(low <= high, "the lower end of a search lies above its upper end")
+    checks.invariant(low <= high, "the lower end of a search is above its upper end")
     if holds(low):
         return low
     while high - low > tolerance:

@@ -41,7 +41,9 @@ class MinSepRenyi(DeterministicAccountant):
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Answer by name only, as simulation is tighter."""
-        return "the simulated bound is tighter; ask for it by name where nothing may be simulated"
+        return (
+            "the simulated bound is tighter; request this one by name if nothing may be simulated"
+        )
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Seconds: a program over the states for each order."""

@@ -203,8 +203,8 @@ class MMCC(DeterministicAccountant):
         entries = work_entries(strategy, steps=scheme.steps, cycle=scheme.min_sep)
         if entries > MOST_ENTRIES:
             return (
-                f"it would work on matrices of {entries} entries, at most {MOST_ENTRIES} are "
-                "allowed; use fewer steps, or a Toeplitz strategy with fewer bands"
+                f"it would need matrices of {entries} entries, more than {MOST_ENTRIES}; use fewer "
+                "steps, or a Toeplitz strategy with fewer bands"
             )
         return None
 
@@ -213,9 +213,9 @@ class MMCC(DeterministicAccountant):
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if isinstance(scheme, CyclicPoisson):
             if strategy.bands <= scheme.cycle:
-                return "with bands <= cycle it is 'poisson-pld', only slower"
+                return "with bands <= cycle it equals 'poisson-pld', but is slower"
         elif strategy.bands == 1 and varying_noise(mechanism) is None:
-            return "with independent noise it is 'poisson-pld', only slower"
+            return "with independent noise it equals 'poisson-pld', but is slower"
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

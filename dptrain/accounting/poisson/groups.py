@@ -167,12 +167,12 @@ def _independent(mechanism: MatrixMechanism) -> tuple[Poisson | MinSep, float, f
         raise ValueError(f"scheme: {reason}")
     if not tosses_coins(scheme):
         raise ValueError(
-            f"scheme={type(scheme).__name__}: groups are bounded under Poisson sampling (or MinSep "
-            "with min_sep=1), where everybody's coins are independent; use one of these"
+            f"scheme={type(scheme).__name__}: groups are bounded only under Poisson sampling (or "
+            "MinSep with min_sep=1), where examples are drawn independently; use one of these"
         )
     if strategy.bands != 1:
         raise ValueError(
-            f"strategy: bands={strategy.bands}, but steps compose with independent noise only; use "
+            f"strategy: bands={strategy.bands}, but steps compose only with independent noise; use "
             "Identity()"
         )
     if reason := varying_noise(mechanism):

@@ -127,21 +127,21 @@ class PoissonPLD(DeterministicAccountant):
         if not isinstance(mechanism.scheme, CyclicPoisson):
             if bands != 1:
                 return (
-                    f"it needs independent noise, the strategy has bands={bands}; use bands=1 "
+                    f"it needs independent noise, but the strategy has bands={bands}; use bands=1 "
                     "(Identity), or accountant='gaussian' without amplification"
                 )
             varies = varying_noise(mechanism)
             return varies and f"{varies}; use Identity"
         if bands > scheme.cycle:
             return (
-                f"it needs bands <= cycle, the strategy has bands={bands} and the scheme "
+                f"it needs bands <= cycle, but the strategy has bands={bands} and the scheme "
                 f"cycle={scheme.cycle}; use at most {scheme.cycle} bands or a cycle of at least "
                 f"{bands}"
             )
         private = not self.adjacency.public_size
         if private and scheme.assignment == "equal" and scheme.cycle > 1:
             return (
-                "assignment='equal' splits by the number of examples, so that an example more or "
+                "assignment='equal' divides by the number of examples, so one example more or "
                 "less moves others to other parts; use assignment='independent'"
             )
         return None

@@ -250,7 +250,7 @@ class SimulatedAccountant(Accountant):
         self.check_covers(mechanism)
         certificate = stated.certificate
         if certificate is None:
-            raise ValueError("a statement by simulation needs its certificate, and there is none")
+            raise ValueError("a statement by simulation needs its certificate, which is missing")
         try:
             certificate_cache.refuse_former(certificate, self._method)
             if "request" in certificate:

@@ -109,8 +109,8 @@ class Claim:
         ceiling = law.least_sigma(epsilon, violated, progress=draws.progress)
         if ceiling is None:
             raise ValueError(
-                f"epsilon={epsilon} at delta={self.request['delta']} is out of reach even at "
-                f"σ = {LARGEST_SIGMA:g}"
+                f"epsilon={epsilon} at delta={self.request['delta']} is unreachable even at σ = "
+                f"{LARGEST_SIGMA:g}"
             )
         rows = verified_rows(self.terms_at(ceiling), self.rule, draws, VERIFY)
         sigma = ceiling / STEP ** chosen_point(rows)
@@ -236,9 +236,9 @@ def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str
     samples, mean = side["samples"], side["mean"]
     unneeded = ceiling <= rule.violated
     if unneeded and (samples, mean) != (0, None):
-        return "has samples where none are drawn"
+        return "has samples although none are needed"
     if not unneeded and not (type(samples) is int and rule.is_look(ceiling, samples)):
-        return f"has {samples} samples, after which no verdict is due"
+        return f"has {samples} samples, a number after which no verdict is made"
     threshold = rule.violated if unneeded else rule.threshold(ceiling, samples)
     if not math.isclose(side["threshold"], threshold, rel_tol=1e-6):
         return f"has the threshold {side['threshold']} and should have {threshold}"

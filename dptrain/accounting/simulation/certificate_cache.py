@@ -60,9 +60,9 @@ def check_method(directory: Path, request: dict[str, Any]) -> None:
     for found in _requests(directory):
         if _asked(found) == _asked(request) and found.get("method") != request["method"]:
             raise ValueError(
-                f"{path_of(directory, found)}: made by a method that dptrain no longer has; "
-                "train with the version that made it, or delete it, whatever it says, and "
-                "calibrate anew"
+                f"{path_of(directory, found)}: made by a method that dptrain no longer has; train "
+                "with the version that made it, or delete it regardless of its result, and "
+                "calibrate again"
             )
 
 
@@ -77,7 +77,7 @@ def refuse_former(certificate: dict[str, Any], method: dict[str, Any]) -> None:
     if certificate.get("request", certificate).get("method") != method:
         raise ValueError(
             "its certificate was made by a simulation that dptrain no longer has: verify it with "
-            "the version that made it, or account for the mechanism anew"
+            "the version that made it, or account for the mechanism again"
         )
 
 
@@ -155,7 +155,7 @@ def check_folder(argument: str, directory: Path) -> None:
     except OSError as error:
         raise ValueError(
             f"{argument} {directory}: cannot write there ({error.strerror}); name a folder that "
-            "can be made and written"
+            "can be created and written"
         ) from error
 
 
@@ -169,7 +169,7 @@ def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any])
 def whole_number(text: Any) -> int:
     """A seed as certificates write it."""
     if not (isinstance(text, str) and text.isascii() and text.isdigit()):
-        raise ValueError(f"seed {text!r} is no whole number")
+        raise ValueError(f"seed {text!r} is not an integer")
     return int(text)
 
 
@@ -182,7 +182,7 @@ def differing_verdict(
     may not.
     """
     if len(rows) != len(again):
-        return f"its seed gives {len(again)} verdicts, not {len(rows)}"
+        return f"its seed gives {len(again)} verdicts instead of {len(rows)}"
     for row, fresh in zip(rows, again, strict=True):
         pairs = [(row[side], fresh[side]) for side in DIRECTIONS]
         same = row[name] == fresh[name] and row["accepted"] is fresh["accepted"]
@@ -237,7 +237,7 @@ def check_request(certificate: dict[str, Any], request: dict[str, Any]) -> None:
         return
     if answered == {**request, "package": answered["package"]}:
         raise ValueError(
-            f"its certificate was made with dptrain {answered['package']}, and here is "
-            f"{request['package']}, which may draw otherwise; use that version"
+            f"its certificate was made with dptrain {answered['package']}, but this is "
+            f"{request['package']}, which may draw other samples; use that version"
         )
-    raise ValueError("its certificate answers another question: its request is not that of ε and δ")
+    raise ValueError("its certificate answers another question than its ε and δ")

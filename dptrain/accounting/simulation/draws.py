@@ -99,8 +99,8 @@ class Kept:
                 self.known.setdefault(tuple(stream), {})[chunk] = ChunkSums(*sums)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(
-                f"{self.path}: corrupt file of an unfinished simulation ({error}); restore it, or "
-                "delete it to begin another attempt"
+                f"{self.path}: damaged file of an unfinished simulation ({error}); restore it, or "
+                "delete it to start another attempt"
             ) from error
         asked = json.loads(json.dumps(first))
         if values[0].get("rule") != asked["rule"]:
@@ -110,16 +110,16 @@ class Kept:
             )
         if values[0] != asked:
             raise ValueError(
-                f"{self.path}: it was begun with {values[0].get('versions')}, and here are "
-                f"{first['versions']}, which draw otherwise; use those versions, or delete it to "
-                "begin another attempt"
+                f"{self.path}: it was started with {values[0].get('versions')}, but these are "
+                f"{first['versions']}, which draw other samples; use those versions, or delete it "
+                "to start another attempt"
             )
 
     @staticmethod
     def _value(line: str) -> Any:
         check, _, text = line.partition(" ")
         if check != f"{zlib.crc32(text.encode()):08x}":
-            raise ValueError("a line does not match its check sum")
+            raise ValueError("a line does not match its checksum")
         return json.loads(text)
 
     def add(self, place: Sequence[float], chunk: int, sums: ChunkSums) -> None:

@@ -86,7 +86,7 @@ class UserPoissonPLD(DeterministicAccountant):
         if not isinstance(scheme, UserMinSep) or scheme.min_sep != 1:
             return "it needs UserCyclic sampling, or UserMinSep with min_sep=1"
         if bands != 1:
-            return f"it needs independent noise (bands=1), the strategy has bands={bands}"
+            return f"it needs independent noise (bands=1), but the strategy has bands={bands}"
         return truncation_refusal(scheme) or _too_many(scheme.graph.max_examples)
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
@@ -150,6 +150,6 @@ def _too_many(examples: int) -> str | None:
     if examples <= _MOST_EXAMPLES:
         return None
     return (
-        f"it covers at most {_MOST_EXAMPLES} examples of a user in a step, one has {examples}; "
-        "bound the attribution graph first"
+        f"it covers at most {_MOST_EXAMPLES} examples of a user per step, but one user has "
+        f"{examples}; bound the attribution graph first"
     )

@@ -168,14 +168,14 @@ class UserMinSepImportance(SimulatedAccountant):
                 return "it counts neighbors in the graph's edges, which are not here; attach() them"
         if strategy.bands > scheme.min_sep:
             return (
-                f"it needs bands <= min_sep, the strategy has bands={strategy.bands} and the "
+                f"it needs bands <= min_sep, but the strategy has bands={strategy.bands} and the "
                 f"scheme min_sep={scheme.min_sep}; use fewer bands or a larger min_sep"
             )
         if strategy.rows(scheme.steps) != scheme.steps:
             return "it needs a square strategy matrix"
         if scheme.graph.max_examples > MOST_EXAMPLES:
             return (
-                f"it covers at most {MOST_EXAMPLES} examples a user, one has "
+                f"it covers at most {MOST_EXAMPLES} examples per user, but one has "
                 f"{scheme.graph.max_examples}; bound the attribution graph first"
             )
         if scheme.steps * min(strategy.bands, scheme.steps) > _MOST_ENTRIES:
@@ -199,16 +199,19 @@ class UserMinSepImportance(SimulatedAccountant):
         """
         scheme = mechanism.scheme
         assert isinstance(scheme, UserMinSep)
-        by_name = f"ask for it by name (accountant={self.name!r})"
+        by_name = f"request it by name (accountant={self.name!r})"
         if scheme.min_sep == 1 and mechanism.strategy.bands == 1:
             return f"with min_sep=1 the loss is known without samples; {by_name}"
         if scheme.graph.attached and (paths := paths_to_neighbors(scheme.graph)) > _MOST_PATHS:
             return f"counting neighbors would follow {paths:.1g} paths in the graph; {by_name}"
         law = self.user_law(mechanism)
         if (share := law.exposed_share) > _MOST_EXPOSED:
-            return f"{share:.0%} of the steps are exposed, so that little stays hidden; {by_name}"
+            return f"{share:.0%} of the steps are exposed, so amplification is small; {by_name}"
         if affordable(law) < _FEWEST:
-            return f"a sample of {law.steps} steps takes too long for a minute of them; {by_name}"
+            return (
+                f"samples of {law.steps} steps are too slow to draw enough of them in a minute; "
+                f"{by_name}"
+            )
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

@@ -70,7 +70,7 @@ class UserLaw:
                 "min_sep bands"
             )
         if not np.isfinite(self.columns).all() or (self.columns < 0).any():
-            raise ValueError("columns: expected finite values ≥ 0; take absolute values")
+            raise ValueError("columns: must be finite values ≥ 0; take absolute values")
         checks.probability("probability", self.probability)
         if not self.examples or not all(1 <= k <= MOST_EXAMPLES for k in self.examples):
             raise ValueError(f"examples={self.examples}: numbers within 1..{MOST_EXAMPLES}")

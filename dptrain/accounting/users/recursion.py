@@ -62,7 +62,9 @@ def log_ratio(
     compiled(_linear)(
         exponents, factors, codes, mass, start, law.min_sep, sampling, rescale_every, result
     )
-    checks.invariant(np.isfinite(result).all(), "the linear recursion left the range of float64")
+    checks.invariant(
+        np.isfinite(result).all(), "the linear recursion exceeded the range of float64"
+    )
     return result
 
 

@@ -50,24 +50,26 @@ class RevealedDraws(DeterministicAccountant):
             return "it needs UserMinSep sampling"
         if mechanism.strategy.bands > scheme.min_sep:
             return (
-                f"it needs bands <= min_sep, the strategy has bands={mechanism.strategy.bands} and "
-                f"the scheme min_sep={scheme.min_sep}; use fewer bands or a larger min_sep"
+                f"it needs bands <= min_sep, but the strategy has bands={mechanism.strategy.bands} "
+                f"and the scheme min_sep={scheme.min_sep}; use fewer bands or a larger min_sep"
             )
         if scheme.graph.max_examples > _MOST_EXAMPLES:
             return (
-                f"it covers at most {_MOST_EXAMPLES} examples a user, one has "
+                f"it covers at most {_MOST_EXAMPLES} examples per user, but one has "
                 f"{scheme.graph.max_examples}; bound the attribution graph first"
             )
         entries = 2 * scheme.min_sep * self.draws(mechanism).grid.size
         if entries > _MOST_ENTRIES:
-            return f"its table would hold {entries} numbers, above the {_MOST_ENTRIES} it allows"
+            return f"its table would hold {entries} numbers, more than {_MOST_ENTRIES}"
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Answer by name only where nobody is ever left out: another accountant is exact there."""
         if mechanism.scheme.min_sep > 1 or mechanism.strategy.bands > 1:
             return None
-        return f"with min_sep=1 draws stay hidden; ask for it by name (accountant={self.name!r})"
+        return (
+            f"with min_sep=1 the draws stay hidden; request it by name (accountant={self.name!r})"
+        )
 
     def draws(self, mechanism: MatrixMechanism) -> Draws:
         """The user's draws and the norms that they lead to."""

@@ -53,8 +53,8 @@ class UserCanaryRun(CanaryRun):
         sizes = scheme.graph.examples_per_user()
         if max(self.users) >= len(sizes) or tuple(sizes[list(self.users)]) != self.examples:
             raise ValueError(
-                f"mechanism: users of its graph ({len(sizes)} users) have not as many examples as "
-                "the canaries of the run: give the mechanism that ran"
+                f"mechanism: the users of its graph ({len(sizes)} users) do not have as many "
+                "examples as the canaries of the run: pass the mechanism that ran"
             )
         lookup, matrix = Lookup(scheme.graph), whitening_matrix(mechanism)
         laws: dict[bytes, tuple[UserGame, list[int]]] = {}

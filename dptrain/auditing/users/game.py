@@ -289,8 +289,8 @@ def user_game(mechanism: MatrixMechanism, user: int | None = None) -> UserGame:
     else:
         if not user_coins(scheme, members.examples).examples.any():
             raise ValueError(
-                f"user {user}: none of its examples is ever drawn, all were dropped or their slots "
-                "have no turn; name another user"
+                f"user {user}: none of its examples is ever drawn, because all were dropped or "
+                "their slots are never due; choose another user"
             )
         game = UserGame(**facts, rows=tuple(twins(scheme, lookup, user)))
     return scored(game)
@@ -313,21 +313,20 @@ def audited_scheme(mechanism: MatrixMechanism) -> UserCyclic | UserMinSep:
         raise ValueError("noise_multiplier=0: without noise there is nothing to audit")
     if isinstance(scheme, PerUser):
         raise ValueError(
-            f"{name}: users take part as the examples of {type(scheme.users).__name__} do; "
-            "audit_mechanism audits it as it is"
+            f"{name}: users take part as the examples of {type(scheme.users).__name__} do; use "
+            "audit_mechanism, which audits it directly"
         )
     if scheme.unit.kind == "example":
         raise ValueError(f"{name} protects examples, not users: use audit_mechanism")
     if not isinstance(scheme, UserCyclic | UserMinSep):
         raise ValueError(
-            f"{name}: who is in a batch depends on everybody before, so that neither a user's "
-            "draws nor those of others given them have a law that can be computed; audit "
-            "UserCyclic or UserMinSep"
+            f"{name}: each batch depends on all earlier ones, so the distribution of a user's "
+            "draws cannot be computed; audit UserCyclic or UserMinSep"
         )
     if scheme.max_batch_size is not None:
         raise ValueError(
             f"{name}: max_batch_size={scheme.max_batch_size}: whether a drawn example is kept "
-            "depends on all others, which the game of one user leaves out; audit it with "
+            "depends on all others, which the audit of one user ignores; audit it with "
             "max_batch_size=None"
         )
     return scheme

@@ -55,21 +55,27 @@ def add(commands: Any) -> None:
         nargs="+",
         type=pathlib.Path,
         metavar="RUN",
-        help="of every run that was planned, made or not: a mechanism, statement or summary as "
-        "JSON, or a run's folder; one of them again for every run of it",
+        help=(
+            "every planned run, made or not: a mechanism, statement or summary as JSON, or a "
+            "run's folder; repeat one for every run of it"
+        ),
     )
     parser.add_argument(
         "--planned",
         type=int,
         metavar="M",
-        help="the most runs that might have been made, whatever came out; those that are not "
-        "named count as the last one that is (default: as many as are named)",
+        help=(
+            "the largest number of runs that might have been made, regardless of results; runs "
+            "that are not named count like the last one named (default: the number named)"
+        ),
     )
     parser.add_argument(
         "--delta",
         type=float,
-        help="δ: find the least ε (default: the largest δ that a run states, or their sum where "
-        "nothing is shown at that)",
+        help=(
+            "δ: find the smallest ε (default: the largest δ stated for a run, or their sum if "
+            "that δ is too small)"
+        ),
     )
     parser.add_argument("--epsilon", type=float, help="ε: find the least δ")
     data = parser.add_mutually_exclusive_group()
@@ -81,7 +87,7 @@ def add(commands: Any) -> None:
     data.add_argument(
         "--disjoint",
         action="store_true",
-        help="no unit is in two of the data sets: δ is the largest",
+        help="no unit is in two of the data sets, so δ is the largest of the runs",
     )
     add_adjacency(
         parser, "the neighboring relation of bare mechanisms (default: the mechanism's own)"
@@ -107,8 +113,8 @@ def run(options: argparse.Namespace) -> None:
     planned = named if options.planned is None else checks.integer("--planned", options.planned)
     if planned < named:
         raise ValueError(
-            f"--planned {planned}: {named} runs are named, and all of them count; give the most "
-            "that might have been made"
+            f"--planned {planned}: {named} runs are named, and all of them count; give the largest "
+            "number that might have been made"
         )
     share = None if options.delta is None else options.delta / (2 * planned)
     runs = read_runs(options.runs, delta=share, adjacency=adjacency)
@@ -168,7 +174,7 @@ def _asked(
         return together.epsilon(options.delta), options.delta
     stated = [each.guarantee.delta for each in runs if each.stated]
     if len(stated) < len(runs):
-        raise ValueError("--delta is missing: a mechanism states none; give --delta, or --epsilon")
+        raise ValueError("--delta is missing: a mechanism has none; give --delta, or --epsilon")
     if math.isfinite(found := together.epsilon(max(stated))):
         return found, max(stated)
     total = min(sum(stated) * (1 + 1e-6), 0.5)
@@ -184,7 +190,7 @@ def _basic(
     text = (
         f"Basic composition (Σ ε at equal shares of δ) gives ε = {at:.6g} at δ = {delta:.6g}"
         if math.isfinite(at)
-        else f"Basic composition (Σ ε at equal shares of δ) shows nothing at δ = {delta:.6g}"
+        else f"Basic composition (Σ ε at equal shares of δ) gives no bound at δ = {delta:.6g}"
     )
     if all(each.stated for each in runs):
         sums = [
@@ -206,8 +212,8 @@ def _sentence(
     what = "on data sets that share nobody" if disjoint else "together"
     if not math.isfinite(epsilon) or delta >= 1:
         return (
-            f"Nothing is shown of the {len(runs)} planned runs {what} at δ = {delta:.6g}: of runs "
-            "of which only (ε, δ) is known the δ add up at least; ask for a larger --delta."
+            f"There is no bound for the {len(runs)} planned runs {what} at δ = {delta:.6g}: for "
+            "runs that state only (ε, δ), the δ add up; ask for a larger --delta."
         )
     return (
         f"All {len(runs)} planned runs {what}, whichever of them were made, with whatever was "

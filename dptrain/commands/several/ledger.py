@@ -158,7 +158,7 @@ class BudgetLedger:
         self.entries: list[LedgerEntry] = []
         self.hashes: list[str] = []
         if not text:
-            raise ValueError(f"{path}: it is empty; begin a ledger with dptrain odometer open")
+            raise ValueError(f"{path} is empty; create a ledger with dptrain odometer open")
         *lines, rest = text.split("\n")
         if rest:
             raise ValueError(
@@ -180,8 +180,8 @@ class BudgetLedger:
             raise ValueError(f"it does not begin a ledger (format: {_FORMAT!r})")
         if value["previous"] != (self.hashes[-1] if self.hashes else _NOTHING):
             raise ValueError(
-                "its hash of the line before is not that line's: one of the two was changed, or "
-                "lines were moved or taken out. Nothing follows from this ledger"
+                "its hash of the previous line does not match that line: one of the two was "
+                "changed, or lines were moved or removed. This ledger proves nothing"
             )
         if not self.hashes:
             self.budget = LedgerBudget.from_dict(value)
@@ -232,7 +232,7 @@ def open_ledger(path: pathlib.Path, budget: LedgerBudget) -> BudgetLedger:
             _write(file, line)
     except FileExistsError:
         raise ValueError(
-            f"{path} exists: a ledger is opened once for a data set; name another file"
+            f"{path} already exists: a ledger is opened once for a data set; name another file"
         ) from None
     return read_ledger(path)
 
@@ -264,7 +264,7 @@ def _opened(path: pathlib.Path, mode: str) -> IO[bytes]:
         return path.open(mode)
     except FileNotFoundError:
         raise ValueError(
-            f"there is no ledger {path}; begin one with dptrain odometer open"
+            f"there is no ledger {path}; create one with dptrain odometer open"
         ) from None
 
 
@@ -272,7 +272,7 @@ def _text(path: pathlib.Path, file: IO[bytes]) -> str:
     try:
         return file.read().decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: it is no text ({error.reason}), so it is no ledger") from error
+        raise ValueError(f"{path} is not text ({error.reason}), so it is not a ledger") from error
 
 
 def _write(file: IO[bytes], line: str) -> None:

@@ -57,10 +57,10 @@ def add(commands: Any) -> None:
     _add_check(actions)
 
 
-_TEXT = "Keep a total budget over releases of which each is chosen by the results before it."
+_TEXT = "Keep a total privacy budget over releases that are chosen one after the other."
 _LIMITS = (
-    "A release is added before it begins, and not made if it does not fit. Its noise, too, may be "
-    "chosen by looking at what was released before, which dptrain compose does not cover."
+    "Add each release before it begins, and do not make it if it does not fit. Its noise, too, "
+    "may be chosen by looking at earlier releases, which dptrain compose does not cover."
 )
 
 
@@ -79,15 +79,15 @@ def _add_open(actions: Any) -> None:
         "--share",
         type=float,
         default=0.5,
-        help="share of δ for what the releases' curves lie above Gaussians",
+        help="share of δ that covers the amount by which the releases' curves exceed Gaussian ones",
     )
-    parser.add_argument("--data-set", help="what the ledger calls the data")
+    parser.add_argument("--data-set", help="name of the data in the ledger")
     parser.add_argument(
         "--unit",
         choices=("example", "user"),
-        help="take releases that protect this only (default: as the first does)",
+        help="accept only releases that protect this unit (default: the unit of the first)",
     )
-    add_adjacency(parser, "the neighboring relation of all releases (default: as the first has)")
+    add_adjacency(parser, "the neighboring relation of all releases (default: that of the first)")
 
 
 def _add_add(actions: Any) -> None:
@@ -101,8 +101,10 @@ def _add_add(actions: Any) -> None:
     parser.add_argument(
         "--slack",
         type=float,
-        help="d, the δ that this release may take (default: a tenth of what is left, or the least "
-        "that is possible)",
+        help=(
+            "d, the δ that this release may use (default: a tenth of the rest, or the smallest "
+            "possible)"
+        ),
     )
     parser.add_argument(
         "--overlapping",
@@ -122,7 +124,9 @@ def _add_check(actions: Any) -> None:
         actions, "check", run_check, f"{_CALIBRATE}\ndptrain odometer check budget.jsonl"
     )
     parser.add_argument(
-        "--last", metavar="HASH", help="a last hash that was noted down: its line has to be there"
+        "--last",
+        metavar="HASH",
+        help="the last hash that was noted down: the ledger must contain its line",
     )
 
 
@@ -187,7 +191,7 @@ def run_add(options: argparse.Namespace) -> int:
         f"{_last(ledger)}"
     )
     if run.guarantee.mechanism_hash in before:
-        print("The same mechanism had been charged before: this is one more run of it.")
+        print("The same mechanism was charged before, so this is one more run of it.")
     if run.guarantee.steps_executed:
         print(
             "It says that it has run already, and a release is to be added before it begins: the "
@@ -202,13 +206,13 @@ def _check_fits_in(ledger: BudgetLedger, run: KnownRun, *, overlapping: bool) ->
     budget = ledger.budget
     if budget.unit is not None and budget.unit != run.unit.kind:
         raise ValueError(
-            f"{run.name} protects a {run.unit.noun}, and the ledger was opened for --unit "
+            f"{run.name} protects a {run.unit.noun}, but the ledger was opened for --unit "
             f"{budget.unit}: keep another ledger for it"
         )
     if budget.adjacency is not None and budget.adjacency is not run.adjacency:
         raise ValueError(
-            f"{run.name} is about adjacency={run.adjacency.value!r}, and the ledger was opened for "
-            f"{budget.adjacency.value!r}: account for the run under that"
+            f"{run.name} has adjacency={run.adjacency.value!r}, but the ledger was opened for "
+            f"{budget.adjacency.value!r}: account for the run under that relation"
         )
     check_same(
         [*ledger.entries[:1], run],
@@ -221,9 +225,9 @@ def _check_fits_in(ledger: BudgetLedger, run: KnownRun, *, overlapping: bool) ->
 def _refusal(ledger: BudgetLedger, run: KnownRun, charge: Charge) -> str:
     return (
         f"dptrain odometer: {run.name} is refused: it takes μ = {charge.mu:.6g}, d = "
-        f"{charge.slack:.3g}, which does not fit. {_left(ledger)} Do not make this release: give "
-        "it more noise or fewer steps, and add that. If it was made already, the ledger's total "
-        "does not hold of these data any more."
+        f"{charge.slack:.3g}, which does not fit. {_left(ledger)} Do not make this release: add "
+        "one with more noise or fewer steps instead. If it was already made, the total of the "
+        "ledger no longer holds for these data."
     )
 
 
@@ -237,8 +241,8 @@ def _left(ledger: BudgetLedger) -> str:
 
 def _last(ledger: BudgetLedger) -> str:
     return (
-        f"Last hash: {ledger.hashes[-1]}. Note it down: without it nobody sees that the last line "
-        "was changed or lines were cut off at the end."
+        f"Last hash: {ledger.hashes[-1]}. Note it down: without it, nobody can detect that the "
+        "last line was changed or that lines were removed at the end."
     )
 
 
@@ -302,7 +306,7 @@ def _sentence(ledger: BudgetLedger, epsilon: float, delta: float, kind: Kind) ->
 
 def _limit(epsilon: float, delta: float) -> str:
     if not math.isfinite(epsilon):
-        return f"At δ = {delta:.6g} nothing is promised: ask for a larger --delta."
+        return f"At δ = {delta:.6g} there is no guarantee: use a larger --delta."
     return f"The total is (ε = {epsilon:.6g}, δ = {delta:.6g})."
 
 
@@ -347,12 +351,12 @@ def run_check(options: argparse.Namespace) -> None:
     count = len(ledger.entries)
     if options.last is not None and options.last not in ledger.hashes:
         raise ValueError(
-            f"{options.ledger}: no line has the hash {options.last}: what was in this ledger when "
-            "that was noted down was changed since, or cut off. Nothing follows from it"
+            f"{options.ledger}: no line has the hash {options.last}: the ledger was changed or "
+            "shortened after that hash was noted down, so it proves nothing"
         )
     print(
-        f"{options.ledger}: {count} release{'' if count == 1 else 's'}; every line fits to the one "
-        "before, every charge follows from its curve, and the sums are within the budget."
+        f"{options.ledger}: {count} release{'' if count == 1 else 's'}; the hashes of all lines "
+        "match, every charge follows from its curve, and the sums are within the budget."
     )
     if options.last is not None:
         print(

@@ -121,8 +121,8 @@ def _read(path: pathlib.Path) -> _Read:
         path = path / STATEMENT
         if not path.is_file():
             raise ValueError(
-                f"{path.parent}: there is no {STATEMENT} in this folder; of a run that is not "
-                "finished, dptrain report FOLDER --json writes what it promises"
+                f"{path.parent}: there is no {STATEMENT} in this folder; for an unfinished run, "
+                "create it with dptrain report FOLDER --json"
             )
     try:
         value = read_json(path)
@@ -148,12 +148,12 @@ def _parsed(value: Any) -> _Read:
             return _guarantee(value), None
         if "request" in value and "noise_multiplier" in value:
             raise ValueError(
-                "it is a certificate, which does not say who is protected: give the statement of "
-                "its run, or what dptrain calibrate wrote with --json or --out"
+                "it is a certificate, which does not state who is protected: give the statement "
+                "of its run, or the file that dptrain calibrate wrote with --json or --out"
             )
     raise ValueError(
-        "it says nothing of a run's privacy: give a mechanism (calibrate --out), a statement "
-        f"({STATEMENT}, calibrate --json, account --json) or a summary (train --json, "
+        "it does not describe the privacy of a run: give a mechanism (calibrate --out), a "
+        f"statement ({STATEMENT}, calibrate --json, account --json) or a summary (train --json, "
         "report --json)"
     )
 
@@ -170,7 +170,7 @@ def _profile(value: dict[str, Any]) -> Profile | None:
 def _known(name: str, read: _Read, delta: float | None, adjacency: Adjacency | None) -> KnownRun:
     if isinstance(read, MatrixMechanism):
         if read.noise_multiplier == 0:
-            raise ValueError("noise_multiplier=0: there is no noise, and nothing to compose")
+            raise ValueError("noise_multiplier=0: without noise there is nothing to compose")
         at = 1 / (2 * read.scheme.population) if delta is None else delta
         with told_once():
             guarantee = account(read, delta=at, adjacency=adjacency)
@@ -178,7 +178,7 @@ def _known(name: str, read: _Read, delta: float | None, adjacency: Adjacency | N
         return KnownRun(name=name, limits=limits, guarantee=guarantee, stated=False)
     guarantee, profile = read
     if not math.isfinite(guarantee.epsilon):
-        raise ValueError("ε = ∞: the run promises nothing, and nothing is left to compose")
+        raise ValueError("ε = ∞: the run has no guarantee to compose")
     mechanism = _mechanism(guarantee)
     if mechanism is not None:
         with told_once():
@@ -233,12 +233,12 @@ def check_same(
     for each in runs[1:]:
         if first.unit != each.unit:
             raise ValueError(
-                f"{first.name} protects a {first.unit.noun} and {each.name} a {each.unit.noun}: "
-                "there is no one statement about both; compose runs with the same unit"
+                f"{first.name} protects a {first.unit.noun} and {each.name} a {each.unit.noun}, so "
+                "no single statement covers both; compose runs with the same unit"
             )
         if first.adjacency is not each.adjacency:
             raise ValueError(
-                f"{first.name} is about adjacency={first.adjacency.value!r} and {each.name} about "
+                f"{first.name} has adjacency={first.adjacency.value!r} and {each.name} "
                 f"{each.adjacency.value!r}: account for all runs under one of them"
             )
         if first.data != each.data and not (overlapping or disjoint):

@@ -180,8 +180,8 @@ class MinSepAnyMatrix(SimulatedAccountant):
             return "it needs MinSep sampling"
         if strategy.magnitude() is not strategy:
             return (
-                f"{type(strategy).__name__} has negative entries, its theorem needs a non-negative "
-                "strategy; use e.g. BandMF or BSR"
+                f"{type(strategy).__name__} has negative entries, but the theorem requires a "
+                "non-negative strategy; use e.g. BandMF or BSR"
             )
         if scheme.steps > _MOST_STEPS:
             return f"steps={scheme.steps}: it tabulates C, for at most {_MOST_STEPS} steps"
@@ -190,10 +190,10 @@ class MinSepAnyMatrix(SimulatedAccountant):
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """The reason to ask by name: not needed where the exact loss is known, slow elsewhere."""
         if min_sep_refusal(mechanism) is None:
-            return "the exact loss of this pair is known; this bound on it is never better"
+            return "the exact loss of this pair is known, and this bound is never better"
         return (
-            "it simulates for hours; use a banded Toeplitz strategy with bands <= min_sep, or ask "
-            f"for it by name (accountant={self.name!r})"
+            "its simulation takes hours; use a banded Toeplitz strategy with bands <= min_sep, or "
+            f"request it by name (accountant={self.name!r})"
         )
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
@@ -205,7 +205,7 @@ class MinSepAnyMatrix(SimulatedAccountant):
         scheme = mechanism.scheme
         assert isinstance(scheme, MinSep)
         checks.invariant(
-            scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
+            scheme.max_batch_size is None, "this simulation does not cover truncated batches"
         )
         losses = AnyMatrixLosses(
             strategy=mechanism.strategy,

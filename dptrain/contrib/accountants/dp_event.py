@@ -70,7 +70,7 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
     noise = mechanism.noise_multiplier / norm
     if isinstance(scheme, Shuffled | UserFixed):
         if adjacency is not Adjacency.ZERO_OUT:
-            raise _none(mechanism, adjacency, "its batches depend on which examples there are")
+            raise _none(mechanism, adjacency, "its batches depend on which examples exist")
         curve = UnsampledGaussian().curve(mechanism)
         event: dp_event.DpEvent = dp_event.GaussianDpEvent(
             mechanism.noise_multiplier / curve.sensitivity
@@ -88,14 +88,14 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
         count = scheme.max_participations
     elif isinstance(scheme, Poisson) or tosses_coins(scheme):
         if bands > 1:
-            reason = f"bands={bands} let noise of one step depend on others; use Identity()"
+            reason = f"bands={bands} correlate the noise of different steps; use Identity()"
             raise _none(mechanism, adjacency, reason)
         event = _sampled(scheme.probability, noise)
         one_more = scheme.nominal_size is not None
         largest = scheme.population + one_more
         if scheme.max_batch_size is not None and scheme.max_batch_size < largest:
             if one_more:
-                reason = "the event is about one number of examples, which is private"
+                reason = "the event holds for one number of examples, which is private"
                 raise _none(mechanism, adjacency, f"{reason}; leave max_batch_size out")
             event = dp_event.TruncatedSubsampledGaussianDpEvent(
                 dataset_size=scheme.dataset_size,

@@ -62,14 +62,17 @@ class AllocationImportance(SimulatedAccountant):
         scheme = mechanism.scheme
         assert isinstance(scheme, RandomAllocation)
         if scheme.participations == 1:
-            return "the law of one pick is known without samples; use 'allocation-pld'"
+            return (
+                "with one participation the privacy loss is known without samples; use "
+                "'allocation-pld'"
+            )
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """The reason to ask by name: the bound by blocks needs no samples, mostly as tight."""
         return (
-            "'allocation-pld' needs no samples and is as tight where an example takes part in few "
-            "of the steps; ask for it by name"
+            "'allocation-pld' needs no samples and is as tight if an example takes part in few of "
+            "the steps; request this one by name"
         )
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

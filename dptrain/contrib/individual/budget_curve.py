@@ -29,9 +29,9 @@ def filter_profile(record: IndividualRecord, guarantee: Guarantee) -> Profile:
     kept = guarantee.accountant.startswith("individual ")
     if not kept or record.epsilon_bound(guarantee.delta) != guarantee.epsilon:
         raise ValueError(
-            f"guarantee: its ε = {guarantee.epsilon:.6g} (accountant: {guarantee.accountant}) is "
-            "not that of the record's budget; give private.stated_individual and "
-            "private.guarantee(), and where the plan's bound is the smaller one no profile"
+            f"guarantee: its ε = {guarantee.epsilon:.6g} (accountant: {guarantee.accountant}) does "
+            "not match the record's budget; pass private.stated_individual and "
+            "private.guarantee(), and no profile if the plan's bound is the smaller one"
         )
     least = guarantee.delta
     while least > _LEAST_DELTA and record.epsilon_bound(least) < 2 * guarantee.epsilon:

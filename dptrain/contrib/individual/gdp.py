@@ -69,8 +69,8 @@ class GDPFilter(IndividualFilter):
         if scheme.rate < 1:
             raise ValueError(
                 f"individual={type(self).__name__} with Poisson(probability={scheme.rate:g}): a "
-                "sampled step is not Gaussian, so its budget would be no bound; use "
-                "RenyiFilter(...), or full batches by scheme=Poisson(probability=1, ...)"
+                "sampled step is not Gaussian, so a GDP budget is no bound; use RenyiFilter(...), "
+                "or full batches with scheme=Poisson(probability=1, ...)"
             )
 
     @override
@@ -172,8 +172,8 @@ class GDPRecord(IndividualRecord):
         squares, budget = state["spending"]["squares"], self._budget_in(state["spending"])
         if not bool(((squares >= 0) & (squares <= budget**2)).all()):  # NaN fails both
             raise ValueError(
-                f"the individual record holds spendings outside the budget, 0 to {budget:g}: "
-                "the checkpoint was changed after it was written; go on from one that was not"
+                f"the individual record holds spending outside the budget, 0 to {budget:g}, so the "
+                "checkpoint was changed after it was written: resume from an unchanged one"
             )
 
     def _budget_in(self, spending: dict[str, Any]) -> float:

@@ -87,7 +87,9 @@ class GDPOdometer(GDPFilter):
         """
         wanted = _positive("epsilons", epsilons)
         if any(one >= other for one, other in itertools.pairwise(wanted)):
-            raise ValueError(f"epsilons={wanted}: must ascend, they are totals after each round")
+            raise ValueError(
+                f"epsilons={wanted}: must ascend, since they are totals after each round"
+            )
         if not 0 < target_delta < 1:
             raise ValueError(f"target_delta={target_delta}: must lie strictly between 0 and 1")
         totals = [gaussian.largest_mu(epsilon, target_delta) ** 2 for epsilon in wanted]
@@ -158,15 +160,15 @@ class OdometerRecord(GDPRecord):
         """
         if self.rounds == len(self.budgets):
             raise ValueError(
-                f"all {self.rounds} rounds of the odometer are open: how many there are, and their "
-                "increments, is fixed before the run; state more increments in another run. "
-                f"Whether to open one may depend on {PUBLIC}"
+                f"all {self.rounds} rounds of the odometer are open, and their number and "
+                "increments are fixed before the run; set more increments in another run. Whether "
+                f"to open one may depend on {PUBLIC}"
             )
         if self._staged:
             raise RuntimeError(
-                "open_round() in the middle of a step: open a round between two steps, when "
-                "optimizer.at_step_boundary is true (finish a step that was abandoned first). "
-                f"The decision may depend on {PUBLIC}"
+                "open_round() was called in the middle of a step: open a round between two steps, "
+                "when optimizer.at_step_boundary is true (finish an abandoned step first). The "
+                f"decision may depend on {PUBLIC}"
             )
         self._open(self.rounds + 1)
 
@@ -202,9 +204,9 @@ class OdometerRecord(GDPRecord):
         rounds = spending["rounds"]
         if not 1 <= rounds <= len(self.budgets):
             raise ValueError(
-                f"the individual record has {rounds} open rounds, the odometer has "
-                f"{len(self.budgets)}: the checkpoint was changed after it was written; go on from "
-                "one that was not"
+                f"the individual record has {rounds} open rounds, but the odometer has "
+                f"{len(self.budgets)}, so the checkpoint was changed after it was written: resume "
+                "from an unchanged one"
             )
         return self.budgets[rounds - 1]
 

@@ -72,7 +72,7 @@ class RenyiFilter(IndividualFilter):
         if self.order is not None and not 1 < self.order <= LARGEST_ORDER:
             raise ValueError(
                 f"order={self.order}: a Rényi order must lie above 1, up to {LARGEST_ORDER:g}; "
-                "None chooses it"
+                "None chooses one"
             )
         if not self._orders:
             raise ValueError(

@@ -62,11 +62,11 @@ def read_report(path: pathlib.Path) -> dict[str, Any]:
         with path.open(encoding="utf-8", newline="") as file:
             warning, head = file.readline(), file.readline()
             if not warning.startswith("# NOT FOR RELEASE") or not head.startswith("# {"):
-                raise ValueError("it does not begin as a file of IndividualReport.save()")
+                raise ValueError("it does not start like a file of IndividualReport.save()")
             return _fields(json.loads(head[2:]), list(csv.reader(file)))
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise ValueError(
-            f"path={path} cannot be read as an individual report ({error}); write it again with "
+            f"path={path} cannot be read as an individual report ({error}); save it again with "
             "IndividualReport.save()"
         ) from error
 
@@ -133,13 +133,15 @@ class IndividualReport:
         epsilon = np.array(plain(self.epsilon), dtype=np.float64)  # a copy
         active = np.array(plain(self.active))
         if epsilon.ndim != 1 or not len(epsilon):
-            raise ValueError(f"epsilon has shape {epsilon.shape}: one number an example, (N,)")
+            raise ValueError(
+                f"epsilon has shape {epsilon.shape}: must have one number per example, (N,)"
+            )
         if wrong := np.flatnonzero(~(epsilon >= 0)).tolist():
             raise ValueError(f"epsilon: negative or NaN for example {wrong[0]}")
         if active.shape != epsilon.shape or active.dtype != bool:
             raise ValueError(
-                f"active is {active.dtype} of shape {active.shape}: a boolean an example, "
-                f"{epsilon.shape}"
+                f"active has type {active.dtype} and shape {active.shape}: must have one boolean "
+                f"per example, {epsilon.shape}"
             )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta}: must lie strictly between 0 and 1")

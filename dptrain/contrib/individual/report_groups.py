@@ -159,24 +159,29 @@ def _members(name: str, given: Any, size: int) -> Indices:
     if array.ndim != 1:
         raise ValueError(f"{what} has shape {array.shape}: give a list of indices or a mask")
     if array.size == 0:
-        raise ValueError(f"{what} is empty: drop it, a mean of nothing is no number")
+        raise ValueError(f"{what} is empty, and has no mean: leave it out")
     if array.dtype == bool:
         if len(array) != size:
             raise ValueError(
-                f"{what} is a mask of {len(array)} entries, and there are {size} examples: one "
-                "entry an example"
+                f"{what} is a mask of {len(array)} entries, but there are {size} examples: must "
+                "have one entry per example"
             )
         if not array.any():
-            raise ValueError(f"{what} selects no example: drop it, a mean of nothing is no number")
+            raise ValueError(f"{what} selects no example, and has no mean: leave it out")
         return np.flatnonzero(array)
     if not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"{what} holds {array.dtype}: give indices (integers) or a boolean mask")
     unknown = array[(array < 0) | (array >= size)]
     if unknown.size:
-        raise ValueError(f"{what}: no such example {_some(unknown)}; they are 0 to {size - 1}")
+        raise ValueError(
+            f"{what} contains {_some(unknown)}, which do not exist: examples are numbered 0 to "
+            f"{size - 1}"
+        )
     found, counts = np.unique(array, return_counts=True)
     if (counts > 1).any():
-        raise ValueError(f"{what} names twice: example {_some(found[counts > 1])}; name each once")
+        raise ValueError(
+            f"{what} contains example {_some(found[counts > 1])} twice: list each once"
+        )
     return found.astype(np.int64)
 
 
@@ -184,8 +189,8 @@ def _losses(losses: npt.ArrayLike, size: int) -> Array:
     array = plain(losses)
     if array.shape != (size,):
         raise ValueError(
-            f"losses has shape {array.shape}: one loss an example of the training set, ({size},), "
-            "in its order"
+            f"losses has shape {array.shape}: must have one loss per example of the training set, "
+            f"({size},), in its order"
         )
     return array.astype(np.float64)
 
@@ -194,7 +199,7 @@ def _mean_loss(name: str, losses: Array, members: Indices) -> float:
     missing = members[np.isnan(losses[members])]
     if missing.size:
         raise ValueError(
-            f"losses: NaN for example {_some(missing)} of group {name!r}; leave them out of the "
+            f"losses: NaN for example {_some(missing)} of group {name!r}; leave these out of the "
             "group, or compute their losses"
         )
     return float(losses[members].mean())

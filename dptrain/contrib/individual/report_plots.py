@@ -49,7 +49,7 @@ def plot_histogram(
     finite = [array[np.isfinite(array)] for array in values.values()]
     drawn = np.concatenate(finite) if finite else np.array([])
     if not drawn.size:
-        raise ValueError("epsilons: there is no finite ε to draw")
+        raise ValueError("epsilons: there is no finite ε to plot")
     edges, logarithmic = _edges(drawn, bound, bins)
     heights = [np.histogram(array, edges)[0] for array in finite]
     for i, ((name, array), counts) in enumerate(zip(values.items(), heights, strict=True)):
@@ -94,7 +94,7 @@ def plot_active(
     """
     figure, (ax,) = private_figure(1)
     if not counts or not all(len(steps) for steps in counts.values()):
-        raise ValueError("counts: there is no step to draw")
+        raise ValueError("counts: there is no step to plot")
     longest = max(len(steps) for steps in counts.values())
     for i, (name, steps) in enumerate(counts.items()):
         ax.plot(
@@ -119,8 +119,8 @@ def _epsilon(name: str, given: npt.ArrayLike) -> Array:
     array = np.asarray(plain(given), dtype=np.float64)
     if array.ndim != 1 or not (array >= 0).all():
         raise ValueError(
-            f"epsilons[{name!r}] has shape {array.shape} or holds a negative number or NaN: one "
-            "ε ≥ 0 an example, such as IndividualReport.epsilon"
+            f"epsilons[{name!r}] has shape {array.shape} or contains a negative number or NaN: "
+            "must have one ε ≥ 0 per example, such as IndividualReport.epsilon"
         )
     return array
 

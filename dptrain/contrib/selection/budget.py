@@ -95,8 +95,8 @@ class BudgetFilter:
         checks.instance("release", release, TradeOff)
         if release.kind is Kind.ESTIMATE:
             raise ValueError(
-                "release: it is an estimate, which proves nothing that could be charged; use an "
-                "accountant whose bound is proven"
+                "release: it is an estimate, which proves nothing and cannot be charged; use an "
+                "accountant with a proven bound"
             )
         least = max(float(release.sides[1][-1]), float(release.sides[2][-1]))
         least = least * (1.0 + 1e-6) + 2e-15
@@ -106,8 +106,8 @@ class BudgetFilter:
         mu = least_mu(release, slack)
         if not math.isfinite(mu):
             raise ValueError(
-                f"slack={slack:g} is too little for this release: beyond the last ε that is known "
-                f"of it δ is {least:.6g}; allow at least that"
+                f"slack={slack:g} is too small for this release: beyond its largest known ε, δ is "
+                f"{least:.6g}; allow at least that"
             )
         return Charge(mu=mu, slack=slack)
 
@@ -128,9 +128,9 @@ class BudgetFilter:
         if not self.fits(charge):
             left = self.left
             raise ValueError(
-                f"a charge of μ = {charge.mu:.6g}, d = {charge.slack:.6g} does not fit: left are "
-                f"μ = {left.mu:.6g} and d = {left.slack:.6g}; do not make this release, or give it "
-                "more noise or fewer steps"
+                f"a charge of μ = {charge.mu:.6g}, d = {charge.slack:.6g} does not fit: μ = "
+                f"{left.mu:.6g} and d = {left.slack:.6g} are left; do not make this release, or "
+                "give it more noise or fewer steps"
             )
         self._charges.append(charge)
         self._square += fractions.Fraction(charge.mu) ** 2

@@ -36,7 +36,7 @@ class ComposedRuns:
     def __init__(self, runs: Sequence[TradeOff], *, disjoint: bool = False) -> None:
         self.runs = [checks.instance("runs", run, TradeOff) for run in runs]
         if not self.runs:
-            raise ValueError("runs: there are none; give at least one")
+            raise ValueError("runs: must contain at least one")
         check_same_subject(self.runs)
         self.disjoint = checks.flag("disjoint", disjoint)
 

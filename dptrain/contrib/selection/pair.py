@@ -133,7 +133,7 @@ def one_of_runs(runs: Sequence[TradeOff]) -> TradeOff:
     """
     kept = [checks.instance("runs", run, TradeOff) for run in runs]
     if not kept:
-        raise ValueError("runs: there are none; give at least one")
+        raise ValueError("runs: must contain at least one")
     check_same_subject(kept)
     counts = {run: kept.count(run) / len(kept) for run in dict.fromkeys(kept)}
     if len(counts) == 1:

@@ -169,7 +169,7 @@ def _check_publishable(guarantee: Guarantee) -> None:
         raise ValueError("it is an estimate, which must not be published as a guarantee")
     if not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
         raise ValueError(
-            f"ε = {guarantee.epsilon:g} at δ = {guarantee.delta:g} promises nothing that could be "
+            f"ε = {guarantee.epsilon:g} at δ = {guarantee.delta:g} is no protection that could be "
             "published"
         )
 

@@ -96,7 +96,9 @@ class RunFacts:
         for name in ("configuration", "data_commitment"):
             value = getattr(self, name)
             if value is not None and not _HEX.fullmatch(value):
-                raise ValueError(f"{name}={value!r}: must be 64 hexadecimal digits, of SHA-256")
+                raise ValueError(
+                    f"{name}={value!r}: must be a SHA-256 hash of 64 hexadecimal digits"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value, of which ``None`` is what was not stated."""
@@ -135,7 +137,7 @@ _NAMES = {
 
 def _check_text(name: str, value: Any) -> None:
     if not checks.text(name, value).strip():
-        raise ValueError(f"{name}={value!r}: is empty; leave it out where nothing is to be stated")
+        raise ValueError(f"{name}={value!r} is empty: leave it out if there is nothing to state")
 
 
 def rows_of_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

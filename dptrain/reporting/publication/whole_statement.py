@@ -87,17 +87,19 @@ def read_statement(value: Mapping[str, Any]) -> WholeStatement:
         ValueError: if it is no statement, of another format, or a field is missing or wrong.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("guarantee"), Mapping):
-        raise ValueError("it is no privacy statement, it has no 'guarantee'")
+        raise ValueError("it is not a privacy statement, since it has no 'guarantee'")
     told = value.get("format", FORMAT)
     if type(told) is not int or told != FORMAT:
         raise ValueError(
-            f"its format is {told!r} and known here is {FORMAT}: read it with the version of "
-            "dptrain that wrote it, or state its guarantee again with this one (privacy_report)"
+            f"its format is {told!r}, and this version of dptrain knows {FORMAT}: read it with the "
+            "version that wrote it, or create a new statement with this one (privacy_report)"
         )
     guarantee = Guarantee.from_json(json.dumps(value["guarantee"]))
     facts, known = value.get("run"), {field.name for field in dataclasses.fields(RunFacts)}
     if "run" in value and (not isinstance(facts, Mapping) or set(facts) != known):
-        raise ValueError(f"its 'run' is no set of facts: the fields are {sorted(known)}")
+        raise ValueError(
+            f"its 'run' is not a set of facts about a run: the fields are {sorted(known)}"
+        )
     _check_whole(value, schema(), "privacy statement")
     return WholeStatement(value, guarantee, _checked_date(value["date"]), facts)
 
@@ -105,8 +107,9 @@ def read_statement(value: Mapping[str, Any]) -> WholeStatement:
 def _check_whole(value: Mapping[str, Any], described: Mapping[str, Any], what: str) -> None:
     if missing := list(_missing(value, described)):
         raise ValueError(
-            f"it is no whole {what}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-            "missing. Of a part nothing can be verified; take the file as dptrain wrote it"
+            f"it is not a complete {what}: {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing, and a part of a statement cannot be "
+            "verified. Use the file as dptrain wrote it"
         )
 
 
@@ -131,4 +134,4 @@ def _checked_date(value: Any) -> str:
             return str(value)
     except (TypeError, ValueError):
         pass
-    raise ValueError(f"its date {value!r} is none: it has to be written YYYY-MM-DD")
+    raise ValueError(f"its date {value!r} is not valid: must be YYYY-MM-DD")

@@ -23,13 +23,12 @@ def checked_counts(counts: npt.ArrayLike, grid: NormGrid) -> Counts:
     wanted = len(grid.values)
     if array.ndim != 2 or array.shape[1] != wanted:
         raise ValueError(
-            f"counts: shape {array.shape}, expected (examples, {wanted}), one column for every "
+            f"counts has shape {array.shape}: must be (examples, {wanted}), one column for every "
             "value of the norm grid"
         )
     if array.dtype.kind not in "iu":
         raise TypeError(
-            f"counts: must be whole numbers of an integer type, not {array.dtype}; convert "
-            "them with .astype(np.uint32)"
+            f"counts must be integers, not {array.dtype}; convert them with .astype(np.uint32)"
         )
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise ValueError("counts: must not be negative")
@@ -49,7 +48,7 @@ def one_each(name: str, value: npt.ArrayLike, examples: int) -> Array:
     array = np.asarray(value, float)
     if array.shape not in ((), (examples,)):
         raise ValueError(
-            f"{name}: shape {array.shape}, expected one number or one for each of the "
-            f"{examples} examples"
+            f"{name} has shape {array.shape}: must be one number or one for each of the {examples} "
+            "examples"
         )
     return np.broadcast_to(array, (examples,))

@@ -90,7 +90,7 @@ class IndividualPLD:
         checked = checked_counts(counts, self.grid)
         wanted = one_each("epsilon", epsilon, len(checked))
         if not np.all((wanted >= 0) & (wanted < math.inf)):
-            raise ValueError("epsilon: must be at least 0 and finite; give 0 for total variation")
+            raise ValueError("epsilon: must be at least 0 and finite (0 gives the total variation)")
         if self.probability == 1.0:
             return gaussian.delta(wanted, self._unsampled_mu(checked))
         positive = np.flatnonzero(checked[:, 1:].any(axis=1))

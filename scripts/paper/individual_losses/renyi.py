@@ -66,7 +66,8 @@ class IndividualRenyi:
         self.orders: Array = np.asarray(orders, float)
         if not (self.orders.ndim == 1 and self.orders.size and np.all(_usable(self.orders))):
             raise ValueError(
-                f"orders={orders}: give at least one Rényi order above 1, up to {LARGEST_ORDER:g}"
+                f"orders={orders}: must contain at least one Rényi order above 1, up to "
+                f"{LARGEST_ORDER:g}"
             )
         self._costs: Array = np.full((len(self.grid.values), self.orders.size), math.nan)
 

@@ -124,7 +124,7 @@ def test_a_damaged_file_is_an_error_naming_it(
     Counted.stop_after = None
     (file,) = tmp_path.iterdir()
     lines = file.read_text().splitlines(keepends=True)
-    words = "corrupt file of an unfinished simulation"
+    words = "damaged file of an unfinished simulation"
     if damage == "digit":
         lines[3] = lines[3].replace("100,", "101,")
     elif damage == "text":
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_an_error_naming_it(
         lines = ["some text\n"]
     elif damage == "versions":
         monkeypatch.setattr(np, "__version__", "0.0")
-        words = "it was begun with"
+        words = "it was started with"
     file.write_text("".join(lines))
     if damage == "cut":  # by the end of a process: that chunk is drawn once more
         file.write_text("".join(lines)[:-5])
@@ -238,7 +238,7 @@ def test_another_rule_does_not_go_on_with_what_was_drawn(tmp_path: pathlib.Path)
     with pytest.raises(KeyboardInterrupt):
         small(cache=tmp_path).calibrate(MECHANISM, **TARGET)
     Counted.stop_after = None
-    with pytest.raises(ValueError, match="begun with another max_samples"):
+    with pytest.raises(ValueError, match="started with another max_samples"):
         small(cache=tmp_path, max_samples=10**8).calibrate(MECHANISM, **TARGET)
     assert small(cache=tmp_path).calibrate(MECHANISM, **TARGET) == small().calibrate(
         MECHANISM, **TARGET

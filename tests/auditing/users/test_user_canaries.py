@@ -314,7 +314,7 @@ def test_the_power_knows_how_many_canaries_there_are():
                 graph=own(40),
                 group_size=2,
             ),
-            "audit_mechanism audits it",
+            "audit_mechanism, which audits it",
         ),
     ],
     ids=["neighbors are barred", "one user", "fixed", "examples", "per user"],
@@ -346,8 +346,8 @@ def test_a_run_is_judged_by_its_own_mechanism():
     mechanism = separated(own(20, 2), steps=4)
     found = run_user_canaries(mechanism, spare=2, seed=1, progress=False)
     others = {
-        "steps and mechanism 5": separated(own(20, 2), steps=5),
-        r"\(20 users\) have not as many": separated(own(20, 3), steps=4),
+        "steps, but mechanism has 5": separated(own(20, 2), steps=5),
+        r"\(20 users\) do not have as many": separated(own(20, 3), steps=4),
         r"\(9 users\)": separated(own(9, 2), steps=4),
     }
     for message, other in others.items():
@@ -358,5 +358,5 @@ def test_a_run_is_judged_by_its_own_mechanism():
 def test_too_few_of_either_kind_are_told():
     found = run_user_canaries(separated(own(20, 2), steps=4), spare=2, seed=1, progress=False)
     few = dataclasses.replace(found, included=np.arange(20) < 3)
-    with pytest.raises(ValueError, match="3 of 20 canaries are in, and counting takes 4"):
+    with pytest.raises(ValueError, match="3 of 20 canaries are in, but counting needs 4"):
         audit_canaries(separated(own(20, 2), steps=4), few, epsilon=1.0, delta=1e-3)

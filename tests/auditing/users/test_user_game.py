@@ -359,7 +359,7 @@ def test_what_has_no_game_is_refused_with_a_remedy():
         user_game(mechanism(fixed))
     own = AttributionGraph.from_lists([[0], [0], [1]])
     drawn = PerUser.for_batch_size(graph=own, batch_size=1, steps=4, group_size=1)
-    with pytest.raises(ValueError, match="audit_mechanism audits it as it is"):
+    with pytest.raises(ValueError, match="audit_mechanism, which audits it"):
         user_game(mechanism(drawn))
     with pytest.raises(ValueError, match="without noise"):
         user_game(mechanism(min_sep([[0]], 1, "sampling", 0), sigma=0.0))

@@ -113,7 +113,7 @@ def test_no_noise_is_no_privacy():
             "no event",
         ),
         (mechanism(SHUFFLED), Adjacency.ADD_REMOVE, "private under add_remove"),
-        (mechanism(SHUFFLED), Adjacency.REPLACE_ONE, "which examples there are"),
+        (mechanism(SHUFFLED), Adjacency.REPLACE_ONE, "which examples exist"),
         (
             mechanism(BallsInBins(bins=10, epochs=2, dataset_size=2000)),
             Adjacency.ZERO_OUT,

@@ -118,7 +118,7 @@ def test_a_mechanism_is_looked_at_too():
 
 
 def test_no_noise():
-    message = "noise_multiplier=0: without noise .* state noise_multiplier > 0"
+    message = "noise_multiplier=0: without noise .* set noise_multiplier > 0"
     attempt(ValueError, message, noise_multiplier=0.0)
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_filter(individual):
 
 @pytest.mark.parametrize("steps", [None, math.inf])
 def test_unbounded_steps(steps):
-    with pytest.raises(ValueError, match=r"max_steps=.*bounded beforehand; state one"):
+    with pytest.raises(ValueError, match=r"max_steps=.*fixed beforehand; set one"):
         GDPFilter(target_epsilon=2.0, target_delta=1e-3, max_steps=steps)
 
 

@@ -161,7 +161,7 @@ def test_more_steps_no_noise_and_a_budget_below_one_step_are_refused():
     with pytest.raises(ValueError, match="noise_multiplier"):
         renyi().full_norm_steps(poisson(sigma=1e-9))
     for individual, q in ((renyi(0.5), 0.3), (renyi(0.5, personal_clipping=1.0), 1.0)):
-        with pytest.raises(ValueError, match="not one step of the full norm"):
+        with pytest.raises(ValueError, match="does not cover one step of the full norm"):
             individual.record(poisson(q=q, sigma=0.5))
     # Full batches: norms are known before the decision, and small ones may fit.
     record = renyi(0.5).record(poisson(q=1.0, sigma=0.5, size=2))

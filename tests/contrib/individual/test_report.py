@@ -97,7 +97,7 @@ def test_a_run_without_a_filter_has_no_report():
     private = make(small_net(), data, scheme=everything_every_step(len(data), 2))
     with pytest.raises(ValueError, match="no individual filter"):
         IndividualReport.of(private, 1e-3)
-    with pytest.raises(TypeError, match="expected what make_private returned"):
+    with pytest.raises(TypeError, match="must be the result of make_private"):
         IndividualReport.of(private.optimizer, 1e-3)
 
 
@@ -108,8 +108,8 @@ def test_a_run_without_a_filter_has_no_report():
         ({"epsilon": np.array([])}, "shape"),
         ({"epsilon": np.array([0.1, math.nan])}, "NaN for example 1"),
         ({"epsilon": np.array([-0.1, 0.1])}, "negative or NaN for example 0"),
-        ({"active": np.ones(3, dtype=bool)}, "a boolean an example"),
-        ({"active": np.ones(6)}, "a boolean an example"),
+        ({"active": np.ones(3, dtype=bool)}, "one boolean per example"),
+        ({"active": np.ones(6)}, "one boolean per example"),
         ({"delta": 0.0}, "strictly between"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"folder .*nowhere does not exist"):
         report().save(tmp_path / "nowhere" / "a.csv")
     assert not (tmp_path / "nowhere").exists()
 

@@ -41,8 +41,12 @@ def test_losses_of_examples_in_no_group_are_not_needed():
         ({"a\nb": [0]}, None, "line break"),
         ({"a": []}, None, r"groups\['a'\] is empty"),
         ({"a": np.zeros(6, dtype=bool)}, None, r"groups\['a'\] selects no example"),
-        ({"a": np.ones(5, dtype=bool)}, None, "mask of 5 entries, and there are 6"),
-        ({"a": [0, 6, -1]}, None, "no such example 6, -1; they are 0 to 5"),
+        ({"a": np.ones(5, dtype=bool)}, None, "mask of 5 entries, but there are 6"),
+        (
+            {"a": [0, 6, -1]},
+            None,
+            "contains 6, -1, which do not exist: examples are numbered 0 to 5",
+        ),
         ({"a": [0, 1, 1]}, None, "twice: example 1"),
         ({"a": [0.5]}, None, "float64"),
         ({"a": [[0], [1]]}, None, "shape"),
@@ -84,7 +88,7 @@ def test_the_table_is_marked(tmp_path):
     assert [float(row["mean_epsilon"]) for row in rows] == [r.mean_epsilon for r in table.rows]
     assert [float(row["mean_loss"]) for row in rows] == [1.5, 5.0]
     assert {row["note"] for row in rows} == {"not for release"}
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="already exists"):
         table.save(tmp_path)
 
 

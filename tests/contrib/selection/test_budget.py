@@ -107,7 +107,7 @@ def test_gaussian_releases_spend_squares_and_the_total_is_reached():
         assert mu * (1 - 1e-4) <= charge.mu <= mu * (1 + 1e-4)
     left = math.sqrt(1.0 - 0.36 - 0.25 - 0.16)
     assert budget.left.mu == pytest.approx(left, rel=1e-3)
-    with pytest.raises(ValueError, match="does not fit: left are"):
+    with pytest.raises(ValueError, match="does not fit: μ = "):
         budget.charge(gaussian_trade_off(left * 1.01))
     budget.charge(gaussian_trade_off(left * 0.99))
     assert len(budget.charges) == 4
@@ -233,7 +233,7 @@ def test_refusals():
     budget = BudgetFilter(mu=1.0, slack=1e-6)
     with pytest.raises(ValueError, match="estimate"):
         budget.charge(bare(1.0, 1e-7, Kind.ESTIMATE))
-    with pytest.raises(ValueError, match="too little for this release"):
+    with pytest.raises(ValueError, match="too small for this release"):
         budget.charge(bare(1.0, 1e-7), slack=1e-9)
     with pytest.raises(ValueError, match="does not fit"):
         budget.charge(bare(0.1, 1e-5))
