@@ -54,7 +54,7 @@ WATCHED = 2_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """How the weights are made.
+    """Settings by which the weights are made.
 
     Attributes:
         sizes: of the BERT.

@@ -41,7 +41,7 @@ _POINTS = 801
 
 
 def obstacle(settings: Sequence[RunSettings]) -> str | None:
-    """Why nothing can be said of these runs together, seen from their settings, or ``None``."""
+    """The reason why no statement covers these runs together, by their settings, or ``None``."""
     for each in settings:
         if each.simulate is not None:
             return f"simulate={each.simulate:g}: a simulation is not private"
@@ -105,7 +105,7 @@ def planned(settings: Sequence[RunSettings], trials: TrialCount | None = None) -
 
 
 def _point(settings: RunSettings) -> TradeOff:
-    """What a run is to promise."""
+    """The promise that a run is to make."""
     epsilon, delta = settings.privacy.epsilon, settings.privacy.delta
     assert epsilon is not None
     assert delta is not None
@@ -120,7 +120,7 @@ def _point(settings: RunSettings) -> TradeOff:
 
 
 def of_run(folder: pathlib.Path, known: dict[str, TradeOff]) -> tuple[TradeOff, Guarantee]:
-    """What is known of the privacy of the run in a folder: of its planned steps, however few ran.
+    """The known privacy of the run in a folder: of its planned steps, however few ran.
 
     Args:
         folder: of a run that has begun.
@@ -192,7 +192,7 @@ def keep_plan(output: pathlib.Path, runs: Sequence[str], settings: str) -> None:
 def reached(
     settings: Mapping[pathlib.Path, RunSettings], *, delta: float | None = None
 ) -> ChoicePrivacy:
-    """What all planned runs promise together, of which some have begun.
+    """The joint promise of all planned runs, of which some have begun.
 
     A run that has not begun counts all the same: that it was not made may be a result. It counts
     as a run with the same mechanism that has begun, or else as its settings promise.
@@ -236,7 +236,7 @@ def reached(
 
 
 def _protected(settings: RunSettings) -> str:
-    """Who is protected, under which relation, as far as settings tell it: equal where they are."""
+    """A key of unit and adjacency, as far as settings tell it: equal where they are equal."""
     scheme = settings.scheme
     if issubclass(scheme_types()[scheme["type"]], UserScheme):
         return json.dumps([getattr(settings, "data", None), scheme], default=str)
@@ -250,7 +250,7 @@ def reached_at_random(
     *,
     delta: float | None = None,
 ) -> ChoicePrivacy:
-    """What the best of a random number of runs promises; the same whichever points were drawn.
+    """The promise of the best of a random number of runs; the same whichever points were drawn.
 
     Args:
         settings: of every point that may be drawn.
@@ -310,7 +310,7 @@ def _found(folders: Sequence[pathlib.Path]) -> list[tuple[TradeOff, Guarantee]]:
 
 
 def who_is_not_covered(*, held_out: bool, public: bool) -> str:
-    """What the choice means for those whose data the runs were scored on."""
+    """A sentence on the choice, for those whose data the runs were scored on."""
     if public:
         return "The scores were computed on data that were stated to be public."
     if held_out:
@@ -361,5 +361,5 @@ def tell(folders: Sequence[pathlib.Path], privacy: ChoicePrivacy) -> None:
 
 
 def begun(folder: pathlib.Path) -> bool:
-    """Whether a run has written anything that could be looked at."""
+    """True if a run has written anything that could be looked at."""
     return (folder / CHECKPOINT).exists()

@@ -116,7 +116,7 @@ def _refused(error: Exception) -> int:
 
 
 def _raised_on_purpose(error: Exception) -> bool:
-    """Whether a ``raise`` of the library's or of a recipe's made it, and no bug or driver did."""
+    """True if a ``raise`` of the library or of a recipe made it, rather than a bug or a driver."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     package = frame.f_globals.get("__package__") or ""
     ours = package.partition(".")[0] in ("dptrain", "recipes")

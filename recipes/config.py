@@ -133,7 +133,7 @@ def _value(text: str, override: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """What may be set: the dotted names of the leaves, and the groups that are typed values."""
+    """The settings that exist: dotted names of the leaves, and the groups that are typed values."""
 
     leaves: list[str]
     groups: dict[str, tuple[str, ...]]  # with the entries that survive a change of type

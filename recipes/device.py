@@ -1,4 +1,4 @@
-"""Whether a device can be trained on here."""
+"""Checks that a device can be trained on here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def unusable(device: str, *, private: bool = True) -> str | None:
-    """Why nothing can be trained on a device, in a line; ``None`` where it can.
+    """The reason why a device cannot be trained on, in a line; ``None`` if it can.
 
     Args:
         device: as torch names it.

@@ -16,7 +16,7 @@ COMMON = ("epsilon", "delta", "max_steps", "start", "report")  # stated for ever
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FilterSettings:
-    """Which filter runs, and when it begins.
+    """Settings of the individual filter, and of the step at which it begins.
 
     Attributes:
         type: name of the filter's class.

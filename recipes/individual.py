@@ -39,7 +39,7 @@ DATA_SETS = {"digits": DIGIT_GROUPS, "mnist": MNIST_GROUPS, "phenotyping": PAPER
 
 @dataclasses.dataclass
 class DataSettings:
-    """Which table, where it is, and how it is read.
+    """Settings of the table: its kind, its place and its columns.
 
     Attributes:
         name: digits (conditions of scikit-learn's handwritten digits), mnist (its ten classes), or

@@ -1,4 +1,4 @@
-"""What examples and groups had spent and lost while a filtered run went on; not for release."""
+"""Spending and losses of examples and groups during a filtered run; not for release."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class IndividualHistory:
             self.moments[step] = _moment(report, self._task)
 
     def report(self) -> IndividualReport:
-        """What each example has spent by now."""
+        """The spending of each example so far."""
         return IndividualReport.of(self._private)
 
     def state_dict(self) -> dict[str, Any]:

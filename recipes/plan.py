@@ -20,7 +20,7 @@ _NAME = "python -m recipes.plan"
 
 
 def training_entries(question: Question) -> dict[str, Any]:
-    """What the recipes read besides the mechanism, as far as the question says it."""
+    """The settings that recipes read besides the mechanism, as far as the question fixes them."""
     workload = question.workload
     momentum = workload.momentum if isinstance(workload, MomentumSGD) else 0.0
     entries: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a finished run tells: its statement, its plots, and the lines on the screen."""
+"""The outputs of a finished run: its statement, its plots, and the lines on the screen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def write_graph(bounded: BoundedGraph, scheme: Scheme, path: pathlib.Path) -> None:
-    """Who has how much in the training set, as a table and a plot; public in the graph's model."""
+    """Statistics of the users of the training set, as a table and a plot; the graph is public."""
     statistics = bounded.statistics()
     design = [(scheme.probability, scheme.min_sep)] if isinstance(scheme, UserMinSep) else []
     (path / GRAPH_TABLE).write_text(statistics.table(design) + "\n", encoding="utf-8")
@@ -50,7 +50,7 @@ def stated(current: Run) -> Guarantee:
 
 
 def run_facts(current: Run) -> RunFacts:
-    """What the run's settings say beside its guarantee."""
+    """The facts that the run's settings add to its guarantee."""
     settings, views = current.settings, current.task.views
     stated = flatten(dataclasses.asdict(settings))
     told = {
@@ -180,7 +180,7 @@ def _final_evaluation(current: Run) -> dict[str, Any]:
 
 
 def summary(current: Run, *, published: bool = False) -> str:
-    """What the user reads at the end.
+    """The text that the user reads at the end.
 
     Args:
         current: the run, complete.
@@ -230,7 +230,7 @@ def summary(current: Run, *, published: bool = False) -> str:
 
 
 def document(current: Run) -> str:
-    """What the user reads at the end, as one JSON object for programs; not for release as a whole.
+    """The final text as one JSON object for programs; not for release as a whole.
 
     ``measured`` is of ``measured_on``, and may be released where that is the test set. Numbers that
     JSON has no way to write are texts ("inf").

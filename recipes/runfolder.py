@@ -77,7 +77,7 @@ class RunFolder:
 
     @staticmethod
     def refuse(path: str | pathlib.Path, *, overwrite: bool) -> list[pathlib.Path]:
-        """What an earlier run left in ``path``, if it may be overwritten.
+        """The files that an earlier run left in ``path``, if it may be overwritten.
 
         Raises:
             ValueError: if it may not, ``path`` is a file, or nothing can be written there.
@@ -154,7 +154,7 @@ class RunFolder:
 
     @staticmethod
     def ledger_path(path: str | pathlib.Path) -> pathlib.Path:
-        """Where the run in ``path`` keeps its step ledger."""
+        """Path of the step ledger of the run in ``path``."""
         return pathlib.Path(path) / LEDGER
 
     def log(self, record: dict[str, Any], *, private: bool) -> None:

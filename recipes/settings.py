@@ -101,7 +101,7 @@ class PrivacySettings:
 
 @dataclasses.dataclass
 class StatementSettings:
-    """What the privacy statement says of whose it is.
+    """The facts about its author that the privacy statement gives.
 
     Attributes:
         model: name of the model, with its version; null is not stated.
@@ -352,12 +352,12 @@ class RunSettings:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """What ``autocast`` names; ``None`` where it is null."""
+        """The dtype that ``autocast`` names; ``None`` where it is null."""
         return None if self.autocast is None else AUTOCAST[self.autocast]
 
     @property
     def public_facts(self) -> dict[str, Any]:
-        """What loggers show of them: without the seed, which is a secret, and the machine's."""
+        """The settings that loggers show: without the secret seed and the machine's settings."""
         stated = flatten(dataclasses.asdict(self))
         hidden = {"seed", "output", *self.local_names()}
         return {name: value for name, value in stated.items() if name not in hidden}
@@ -434,12 +434,12 @@ class RunSettings:
 
     @property
     def reports_individual(self) -> bool:
-        """Whether the run's folder gets what each example has spent."""
+        """True if the run's folder gets the spending of each example."""
         individual = FilterSettings.read(self.individual)
         return individual is not None and individual.report
 
     def build_noise(self) -> NoiseOptions:
-        """How noise is drawn and kept.
+        """Options of the noise.
 
         Raises:
             ValueError: if two fields contradict each other.
@@ -457,11 +457,11 @@ class RunSettings:
         return build_strategy(self.strategy)
 
     def build_clipping(self) -> ClippingStyle:
-        """How gradients are clipped."""
+        """Options of the clipping."""
         return build_clipping(self.clipping)
 
 
 def _is_path(value: str) -> bool:
-    """Whether a folder or hub name is a folder, rather than ``name`` or ``owner/name``."""
+    """True if a folder or hub name is a folder, rather than ``name`` or ``owner/name``."""
     path = pathlib.Path(value)
     return path.is_absolute() or value.startswith((".", "~")) or path.exists()

@@ -21,7 +21,7 @@ from recipes.settings import RunSettings
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What runs, and the run that it stands for.
+    """The settings of a simulated run, and of the run that it stands for.
 
     Attributes:
         mechanism: the scaled-down mechanism.
@@ -67,7 +67,7 @@ class Simulation:
         )
 
     def describe(self) -> str:
-        """What the user reads instead of a guarantee."""
+        """The text that the user reads instead of a guarantee."""
         full, mechanism = self.full, self.mechanism
         promise = ""
         if full["epsilon"] is not None:

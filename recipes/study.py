@@ -65,8 +65,8 @@ class Job:
         return found
 
 
-def minimised(metric: str) -> bool:
-    """Whether less of it is better: so with losses, and with nothing else."""
+def minimized(metric: str) -> bool:
+    """True if a smaller value is better, which holds for losses only."""
     return metric.endswith("loss")
 
 
@@ -74,7 +74,7 @@ def ranked(score: float, metric: str) -> float:
     """A number that is larger for a better score; a score that is none is the worst."""
     if math.isnan(score):
         return -math.inf
-    return -score if minimised(metric) else score
+    return -score if minimized(metric) else score
 
 
 class Study:
@@ -103,7 +103,7 @@ class Study:
             study_name="sweep",
             sampler=optuna.samplers.RandomSampler(),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
-            direction="minimize" if minimised(metric) else "maximize",
+            direction="minimize" if minimized(metric) else "maximize",
             load_if_exists=True,
         )
         (output / DATABASE).chmod(0o600)
@@ -135,7 +135,7 @@ class Study:
             pass  # later runs are compared with all of it, however fast this one was
         if (job.folder / SUMMARY).exists():
             score = job.scores(self._metric)[-1][1]
-            worst = math.inf if minimised(self._metric) else -math.inf
+            worst = math.inf if minimized(self._metric) else -math.inf
             self._study.tell(trial, worst if math.isnan(score) else score)
             return False
         ended_early = job.folder.name in self._ending and status != 2

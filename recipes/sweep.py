@@ -35,7 +35,7 @@ from recipes.command import INTERRUPTED, words_to_stderr
 from recipes.config import flatten, load_config
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
 from recipes.settings import RunSettings
-from recipes.study import Job, Study, minimised, ranked
+from recipes.study import Job, Study, minimized, ranked
 from recipes.task import HELD_OUT, TEST
 
 RECIPES: dict[str, Callable[[Sequence[str]], int]] = {
@@ -65,12 +65,12 @@ class Member:
         return ["--config", self.config, "--output", str(self.folder), *resume, *fields]
 
     def fields(self, extra: Sequence[str]) -> list[str]:
-        """What overrides the configuration file."""
+        """Overrides of the configuration file."""
         return [*(f"{name}={json.dumps(v)}" for name, v in self.overrides.items()), *extra]
 
     @property
     def finished(self) -> bool:
-        """Whether it has run to its end."""
+        """True if it has run to its end."""
         return (self.folder / SUMMARY).exists()
 
     def result(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def state_choice(
 
 
 def _held_out(settings: Sequence[RunSettings]) -> bool:
-    """Whether a run is scored on a part of the training set."""
+    """True if a run is scored on a part of the training set."""
     data = [getattr(each, "data", None) for each in settings]
     return any(getattr(each, "holdout", None) is not None for each in data)
 
@@ -300,7 +300,7 @@ def search(
     privacy = choice.reached_at_random(settings, [m.folder for m in drawn], trials)
     choice.tell([chosen], privacy)
     about = choice.who_is_not_covered(held_out=_held_out(settings), public=arguments.public_score)
-    better = "least" if minimised(arguments.score) else "greatest"
+    better = "least" if minimized(arguments.score) else "greatest"
     print(f"the best of {len(drawn)} runs (a secret) is {best.folder}")
     print(
         choice.write(
@@ -425,7 +425,7 @@ def _document(
     output: pathlib.Path,
     failed: Sequence[str],
 ) -> dict[str, Any]:
-    """What ``--json`` prints: of a random search nothing but the run that may be released."""
+    """The output of ``--json``: of a random search, only the run that may be released."""
     folder = output
     if arguments.trials is not None:
         folder = output / random_search.CHOSEN

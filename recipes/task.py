@@ -1,4 +1,4 @@
-"""What a recipe brings: data, model, and how a batch becomes losses."""
+"""The parts of a recipe: data, model, and the losses of a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_RANDOM = "none, they began at random"  # of public weights
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """How the trained model leaves the run.
+    """The form in which the trained model leaves the run.
 
     Attributes:
         name: of the file or folder in the run's folder, ``WEIGHTS`` or ``MODEL``.
@@ -60,7 +60,7 @@ class Task:
         model: the module to train.
         forward: from the module and a batch to its outputs.
         metrics: from outputs and batch to one value per example each, shape (examples,): ``loss``,
-            whose mean is minimised, and whatever else is worth watching. A loss must be a function
+            whose mean is minimized, and whatever else is worth watching. A loss must be a function
             of its own example alone.
         summaries: from the outputs and targets of all test examples, joined along their first axis
             on the CPU, to numbers that are no means over examples, such as areas under the ROC
@@ -115,7 +115,7 @@ class Task:
             )
 
     def outputs(self, module: nn.Module, batch: Any) -> Any:
-        """What ``forward`` returns of a batch on the module's device.
+        """The result of ``forward`` for a batch on the module's device.
 
         Half precision becomes float32 again, in which losses and metrics are computed.
         """
@@ -129,7 +129,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Measured:
-    """What a model does on examples.
+    """Results of a model on examples.
 
     Attributes:
         metrics: the task's, float64 of shape (examples,) each, on the CPU.

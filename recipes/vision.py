@@ -47,7 +47,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclasses.dataclass
 class DataSettings:
-    """Which images, where they are, and how they are changed while training.
+    """Settings of the images: their source, their place and their changes during training.
 
     Attributes:
         name: digits (1,797 images that come with scikit-learn), cifar10, cinic10, mnist, folder

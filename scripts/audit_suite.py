@@ -141,7 +141,7 @@ class Stated:
 
 @functools.cache
 def stated(scheme: str, strategy: str) -> Stated:
-    """What the first quick accountant says that covers the mechanism, if there is a game of it.
+    """The statement of the first quick accountant of the mechanism that can be audited.
 
     Raises:
         ValueError: as the library refuses it.
@@ -165,7 +165,7 @@ def stated(scheme: str, strategy: str) -> Stated:
 
 @functools.cache
 def refusal(scheme: str, strategy: str, budget: str) -> str | None:
-    """Why the library has no such run, or no game of it; ``None`` if it has."""
+    """The reason why the library has no such run or audit; ``None`` if it has."""
     try:
         mechanism = stated(scheme, strategy).mechanism
         if (individual := FILTERS[budget]) is not None:
@@ -213,7 +213,7 @@ def audited(combination: Combination, *, seed: int, confidence: float) -> Canary
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """What the audits of a suite found.
+    """Findings of the audits of a suite.
 
     Attributes:
         possible: combinations that the library has.

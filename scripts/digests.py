@@ -158,7 +158,7 @@ def _sha(data: bytes) -> str:
 
 @functools.cache
 def graphs() -> dict[str, AttributionGraph]:
-    """Who contributed which example: users with two of their own, and users who share theirs."""
+    """A graph in which some users have two examples of their own, and others share theirs."""
     half = EXAMPLES // 2
     shared = [(e // 2 % half, (e // 2 + 1) % half) for e in range(EXAMPLES)]
     return {
@@ -740,7 +740,7 @@ def _of_two(name: str) -> str:
 
 @functools.cache
 def two_processes() -> list[dict[str, str]]:
-    """What two processes find that make the runs of ``TWO_PROCESSES`` together."""
+    """The findings of two processes that make the runs of ``TWO_PROCESSES`` together."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_rank, args=(folder,), nprocs=2)
         files = [pathlib.Path(folder, f"{rank}.json") for rank in range(2)]
@@ -765,7 +765,7 @@ def _rank(rank: int, folder: str) -> None:
 
 
 def format_cases() -> dict[str, Case]:
-    """What is written to disk: names and types, and values."""
+    """The contents written to disk: names and types, and values."""
 
     def value(of: Any, how: str) -> str:
         return digest(getattr(of, how)())

@@ -56,7 +56,7 @@ def installed() -> str | None:
 
 
 def pip(*arguments: str, timeout: float | None = None, quiet: bool = False) -> str | None:
-    """What pip printed, or ``None`` if it failed; its errors go to stderr unless ``quiet``."""
+    """The output of pip, or ``None`` if it failed; its errors go to stderr unless ``quiet``."""
     command = [sys.executable, "-m", "pip", *arguments]
     try:
         done = subprocess.run(
@@ -73,7 +73,7 @@ def pip(*arguments: str, timeout: float | None = None, quiet: bool = False) -> s
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA driver answers and knows a GPU."""
+    """True if an NVIDIA driver answers and knows a GPU."""
     if shutil.which("nvidia-smi") is None:
         return False
     try:
@@ -104,7 +104,7 @@ def cuda_packages(items: list[dict[str, Any]]) -> list[str]:
 
 
 def size(items: list[dict[str, Any]]) -> str:
-    """How much is downloaded for a report, in words."""
+    """The size of the downloads of a report, in words."""
     total, end = 0, time.monotonic() + _SIZES_S
     for item in items:
         left = end - time.monotonic()

@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which papers are trained on and which are held out.
+    """Settings of the papers for training and for testing.
 
     Attributes:
         train: rows of the snapshot, one for each training example; a paper may come up twice.

@@ -37,7 +37,7 @@ _FIRST = 1993  # year that has a file
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArchiveReport:
-    """What was found in the files.
+    """Counts of a reading of the files.
 
     Attributes:
         sha256: of the names and bytes of all files (hex).
@@ -63,7 +63,7 @@ class ArchiveReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user must hear, in sentences; empty if there is nothing."""
+        """Warnings for the user, in sentences; empty if there are none."""
         found = []
         if self.skipped:
             named = "; ".join(f"{where}: {reason}" for where, reason in self.first_skipped)
@@ -88,7 +88,7 @@ class ArchiveReport:
 
 
 def is_archive(path: str | pathlib.Path) -> bool:
-    """Whether ``read_archive`` is for what lies there: a folder, or a file with its suffixes."""
+    """True if ``read_archive`` reads ``path``: a folder, or a file with its suffixes."""
     path = pathlib.Path(path)
     return path.is_dir() or path.name.endswith((*SUFFIXES, ".zip"))
 

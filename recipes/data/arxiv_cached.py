@@ -20,7 +20,7 @@ _BATCH = 4096  # papers in memory at once
 
 
 class Report(Protocol):
-    """What was found where the papers come from."""
+    """Counts of a reading of the papers' source."""
 
     @property
     def sha256(self) -> str:
@@ -28,7 +28,7 @@ class Report(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user must hear, in sentences; empty if there is nothing."""
+        """Warnings for the user, in sentences; empty if there are none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ def outside_papers(snapshot: Snapshot, chosen: Selection) -> Outside:
     papers = np.repeat(np.arange(len(counts)), counts)
 
     def shares_an_author(rows: Rows) -> np.ndarray:
-        """Whether a paper has an author of one of ``rows``."""
+        """True for each paper that has an author of one of ``rows``."""
         among = np.zeros(len(counts), dtype=bool)
         among[rows] = True
         known = np.zeros(int(authors.max(initial=-1)) + 1, dtype=bool)

@@ -18,7 +18,7 @@ class BadRecord(ValueError):
 
 
 class Paper(NamedTuple):
-    """What the recipe keeps of a paper.
+    """The fields of a paper that the recipe keeps.
 
     ``authors`` are distinct identities (``author_identity``), ``label`` is a number in
     ``recipes.data.arxiv_categories.CLASSES``.

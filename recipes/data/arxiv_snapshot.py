@@ -22,7 +22,7 @@ _CHUNK = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotReport:
-    """What was found in the file.
+    """Counts of a reading of the file.
 
     Attributes:
         sha256: of the file's bytes (hex).
@@ -40,7 +40,7 @@ class SnapshotReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user must hear, in sentences; empty if there is nothing."""
+        """Warnings for the user, in sentences; empty if there are none."""
         if not self.skipped:
             return ()
         named = "; ".join(f"line {number}: {reason}" for number, reason in self.first_skipped)

@@ -19,7 +19,7 @@ FORMAT = 1  # of the cached files; raise it with any change of what is stored
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What a model and its loss must know of a tokenizer.
+    """The facts about a tokenizer that a model and its loss need.
 
     Attributes:
         size: number of tokens.

@@ -65,7 +65,7 @@ class CropAndFlip:
         return image[:, rows][:, :, columns]
 
     def _reflected(self, offset: int) -> torch.Tensor:
-        """Which row of the image each row of a crop is; those outside are mirrored at the edge."""
+        """The row of the image for each row of a crop; rows outside are mirrored at the edge."""
         last = self.image_size - 1
         row = (torch.arange(self.image_size) + offset - self.padding).abs()
         return last - (last - row).abs()

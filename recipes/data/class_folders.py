@@ -117,7 +117,7 @@ def list_parts(
 
 
 def test_name(found: Sequence[str], root: pathlib.Path, *, wanted: str | None) -> str:
-    """Which part is the test set: the one that is named, or the only one there is.
+    """The part that is the test set: the one that is named, or the only one there is.
 
     Raises:
         FileNotFoundError: if there is none.

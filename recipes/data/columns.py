@@ -64,7 +64,7 @@ class Columns:
         return [str(value) for value in values]
 
     def where(self, index: int) -> str:
-        """How messages call row ``index`` (from 0): file and row, counted from 1."""
+        """The name of row ``index`` (from 0) in messages: file and row, counted from 1."""
         return f"{self.path}: row {index + 1}"
 
     def _not_a_number(self, name: str, reason: str) -> str:

@@ -1,4 +1,4 @@
-"""What every reader of images does with what it has read: checks, and the split of two parts."""
+"""Steps that all readers of images share: checks, and the split into two parts."""
 
 from __future__ import annotations
 

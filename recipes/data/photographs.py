@@ -1,4 +1,4 @@
-"""What CIFAR-10 and CINIC-10 have in common: ten classes of 32×32 color photographs."""
+"""The common part of CIFAR-10 and CINIC-10: ten classes of 32×32 color photographs."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return list(zip(normal.unbind(), self.labels[list(indices)].unbind(), strict=True))
 
     def _order(self, drawn: tuple[int, int, bool]) -> torch.Tensor:
-        """Which feature of an image each feature of a view is, of few."""
+        """The feature of an image for each feature of a view, out of few."""
         if drawn not in self._orders:
             numbers = torch.arange(self.maps[0].numel()).view(self.maps.shape[1:])
             self._orders[drawn] = self._transform.view(numbers, *drawn).flatten()

@@ -1,4 +1,4 @@
-"""Which scattering feature stands where: what mirrors it, and what it is normalized with."""
+"""The order of scattering features: their mirror images and normalization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMALL = 1e-5  # beside a variance, as of torch's GroupNorm
 
 
 class Feature(NamedTuple):
-    """What a feature is an average of.
+    """The average that a feature is.
 
     Attributes:
         color: of the image.
@@ -44,7 +44,7 @@ class Feature(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FeatureLayout:
-    """Which of ``scattering``'s features stand where.
+    """The positions of ``scattering``'s features.
 
     Args:
         colors: C, of the images.
@@ -78,7 +78,7 @@ class FeatureLayout:
         return self.colors * (PATHS + CORNERS * (1 + ANGLES))
 
     def mirrored(self) -> list[int]:
-        """Which feature of an image each feature of its mirror image is."""
+        """The feature of an image for each feature of its mirror image."""
         features = self.features()
         places = {feature: place for place, feature in enumerate(features)}
         return [places[feature.mirrored()] for feature in features]

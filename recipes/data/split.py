@@ -1,4 +1,4 @@
-"""What every reader of the recipes hands over."""
+"""The result of every reader of the recipes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Split:
 
 
 def left_for_training(examples: int, share: float) -> int:
-    """How many of so many examples ``Split.hold_out`` leaves."""
+    """The number of examples that ``Split.hold_out`` leaves."""
     return examples - math.ceil(share * examples)  # as scikit-learn rounds
 
 

@@ -1,4 +1,4 @@
-"""What a BERT is trained to do: batches of token rows, and one loss for every example.
+"""Training tasks of a BERT: batches of token rows, and one loss for every example.
 
 Every loss is a function of its own example alone. The usual masked-language loss is not: it divides
 by the number of masked tokens of the *batch*, so that one example changes the weight of all others,
@@ -36,7 +36,7 @@ def forward(module: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def target(batch: Batch) -> torch.Tensor:
-    """What the criterion compares the logits with."""
+    """The targets that the criterion compares the logits with."""
     return batch["labels"]
 
 

@@ -34,7 +34,7 @@ class Part:
 
 @dataclasses.dataclass
 class Tally:
-    """What came out of a part."""
+    """The result of a part."""
 
     part: Part
     cases: int = 0

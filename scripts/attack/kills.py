@@ -44,7 +44,7 @@ def start(output: pathlib.Path, *more: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What it said, once it has ended well.
+    """Its output, once it has ended well.
 
     Raises:
         Finding: if it did not.

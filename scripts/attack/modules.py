@@ -429,7 +429,7 @@ def _loop(model: nn.Module, x: Tensor, targets: Tensor, calls: int) -> Reference
 
 
 def examine(given: Program) -> bool:
-    """Whether the module trained, and right; ``False`` where it was refused, or cannot be run.
+    """True if the module trained correctly; ``False`` if it was refused or cannot be run.
 
     Raises:
         Finding: for what is wrong, and for an error that is no refusal.

@@ -34,7 +34,7 @@ _REACH_DIVIDED = 150_000  # two thirds of the first rank's calls are of its chec
 
 
 def outcome(kills: list[tuple[int, int]], *, divided: bool = False) -> dict[str, Any]:
-    """What a run leaves behind that must not depend on kills, and how many of them there were.
+    """The results of a run that must not depend on kills, and the number of kills.
 
     Args:
         kills: for every life but the last, the rank and before which of its calls it dies.
@@ -111,7 +111,7 @@ def case(seed: int) -> int:
 
 
 def killed(kills: list[tuple[int, int]], *, divided: bool = False) -> int:
-    """How many of the kills there were, if the run ends as one without them.
+    """The number of kills, if the run ends like one without them.
 
     Raises:
         Finding: if it does not.

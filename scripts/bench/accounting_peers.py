@@ -99,7 +99,7 @@ def jax_event(name: str, *, adjacency: str = "ADD_OR_REMOVE_ONE", **options: Any
 
 
 def _jax_accounting() -> Any:
-    """Where jax_privacy keeps its events: up to 2.0 among what is experimental."""
+    """The module of jax_privacy with its events, which is experimental up to 2.0."""
     try:
         return importlib.import_module("jax_privacy.experimental.accounting")
     except ModuleNotFoundError:

@@ -108,7 +108,7 @@ def estimated(run: Run, estimate: TiltedEstimate, pairs: list[Pair]) -> list[tup
 
 
 def separations(run: Run, bands: int) -> list[int]:
-    """What ``dptrain plan`` widens to."""
+    """The bands to which ``dptrain plan`` widens."""
     longest = math.floor(run.dataset_size / run.batch_size)
     return sorted(
         {b for b in (bands, 2 * bands, 4 * bands, 8 * bands, longest // 2) if bands <= b <= longest}

@@ -1,4 +1,4 @@
-"""How near an audit of the mechanism alone comes to what accountants state, in both directions.
+"""Tightness of audits of the mechanism: their bounds beside those of accountants, both directions.
 
 Pairs of 200 steps are calibrated to an ε and a δ. The accountant's δ at that ε and σ, in both
 directions, stands beside the estimate by exact likelihood ratios and tilted runs of the real
@@ -77,7 +77,7 @@ Row = dict[str, Any]
 
 
 def stated_at(mechanism: MatrixMechanism, epsilon: float) -> dict[str, float]:
-    """What the accountant says of both directions, nearer to the truth where samples make it so."""
+    """The accountant's bounds in both directions, tightened by samples where possible."""
     accountant = find_accountants(mechanism)[0]
     if isinstance(accountant, SimulatedAccountant):
         samples = SHARPER * accountant.profile_samples

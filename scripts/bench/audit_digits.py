@@ -1,4 +1,4 @@
-"""What canaries among real data show of a training, by all its steps and by its final model alone.
+"""Audits with canaries among real data, by all steps and by the final model alone.
 
 The net, steps and learning rates are those of utility_digits.py at ε = 8. To the 1,437 images are
 added 1,000 canaries, in or out by coins: gradient canaries, which are read at every step, or
@@ -102,7 +102,7 @@ def mechanism_of(method: str, examples: int) -> MatrixMechanism:
 
 
 def stated_curve(mechanism: MatrixMechanism) -> StatedCurve:
-    """What the accountant says at all ε."""
+    """The accountant's bounds at all ε."""
     stated = profile(mechanism, np.linspace(0.0, 1.5 * EPSILON, 13))
     return StatedCurve(epsilon=stated.epsilon, remove=stated.remove, add=stated.add)
 
@@ -213,7 +213,7 @@ def expected(mechanism: MatrixMechanism, seeds: int) -> list[float]:
 
 
 def shown(row: Row) -> Row:
-    """What the table says of a row's runs: medians, and the least and most of the seeds."""
+    """The summary of a row's runs: medians, and the smallest and largest value over the seeds."""
     runs = sorted(row["runs"], key=lambda run: run.get("epsilon_lower", 0))
     accuracies = [run["accuracy"] for run in runs]
     found: Row = {

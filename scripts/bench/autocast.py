@@ -1,4 +1,4 @@
-"""What a step gains from ``torch.autocast`` to bfloat16: an ordinary one, and one of dptrain.
+"""Time that ``torch.autocast`` to bfloat16 saves in an ordinary step and in one of dptrain.
 
 All four sides of a model take turns in one process (``step_measure.py``), and ratios are to the
 ordinary step in float32 of the same round. Where the processor multiplies bfloat16 no faster

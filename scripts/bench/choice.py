@@ -1,4 +1,4 @@
-"""What choosing among runs costs: all of a few composed, or the best of a random number of them.
+"""The cost of choosing among runs: a few composed, or the best of a random number of them.
 
     PYTHONPATH=. python scripts/bench/choice.py [--json FILE]
 

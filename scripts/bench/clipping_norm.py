@@ -1,4 +1,4 @@
-"""Whether a clipping norm R is worth searching for: MNIST, each R with its own best learning rate.
+"""Accuracy by clipping norm R: MNIST, each R with its own best learning rate.
 
 The network of Opacus's MNIST example, 2 epochs of expected batches of 512, Poisson batches and
 independent noise, ε = 3, δ = 1e-5, SGD with momentum .9. Learning rates that are tried are the same

@@ -1,4 +1,4 @@
-"""What the numbers of a release give away: float32 noise as it was, Opacus, and dptrain's grid.
+"""Leaks of floating-point releases: float32 noise as it was, Opacus, and dptrain's grid.
 
 Nobody's Gaussian evidence is counted: the attacks look at which numbers can come out, and at their
 last bits. Words that are in a batch are named from noisy sums and from published weights; of two
@@ -100,7 +100,7 @@ def of_opacus(secure: bool, total: torch.Tensor) -> torch.Tensor:
 
 
 def counted(steps: Sequence[Seen], bits: LastBits | None = None, slack: int = 0) -> dict[str, Any]:
-    """How many words there are, and how many are named, right and wrong, by each attack."""
+    """The number of words, and of those that each attack names rightly and wrongly."""
     attacks: dict[str, Callable[[Seen], torch.Tensor]] = {
         "floats": lambda seen: seen.not_floats(slack)
     }
@@ -129,7 +129,7 @@ def _ranked(scores: torch.Tensor, touched: torch.Tensor) -> float:
 
 
 def guessed(game: Game) -> dict[str, Any]:
-    """How often each kind of evidence names a sum, and the right one."""
+    """Rates at which each kind of evidence names a sum, and the right one."""
     tree: dict[str, Any] = {"of": game.rounds}
     for name, each in {"floats": game.floats, "last bit": game.odd, "grid": game.grid}.items():
         guesses = game.guesses(each)

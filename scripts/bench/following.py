@@ -1,4 +1,4 @@
-"""What it costs to follow steps operator by operator: a followed step, the first one, a long run.
+"""The cost of following steps operator by operator: a followed step, the first one, a long run.
 
 Same model, same batch, same run; ordinary training, a private step that is not followed and one
 that is take turns within one process, and the ratios printed are medians over rounds of the ratio
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Seconds of a call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

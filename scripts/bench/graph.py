@@ -70,13 +70,13 @@ def peak_mebibytes() -> float:
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``run`` returned, and its seconds."""
+    """The result of ``run``, and its seconds."""
     start = time.perf_counter()
     return run(), time.perf_counter() - start
 
 
 def in_new_process(*arguments: str) -> str:
-    """What this script printed when run by itself.
+    """The output of this script when run by itself.
 
     The caller must be small: a new process begins with the peak memory of the one it came from.
     """

@@ -47,7 +47,7 @@ MEET = 1e-9  # relative: rows that differ by more from the same rows alone are n
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What became of a case.
+    """The outcome of a case.
 
     Attributes:
         database: ``"modules"``, ``"operators"`` or ``"layers"``.
@@ -110,7 +110,7 @@ class Called(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tensor belongs whose rows are along ``dim``."""
+    """The place of a tensor whose rows are along ``dim``."""
 
     name: str
     dim: int
@@ -259,7 +259,7 @@ class _ByPlace(nn.Module):
         self.names, self.model = list(case.inputs()), model
 
     def forward(self, *rows: Tensor) -> Tensor:
-        """What the model returns."""
+        """The output of the model."""
         output: Tensor = self.model(**dict(zip(self.names, rows, strict=True)))
         return output
 
@@ -384,7 +384,7 @@ DATABASES: dict[str, Callable[[int | None, str], Iterator[Make]]] = {
 
 
 def examined(database: str, samples: int | None = None, only: str = "") -> Iterator[Found]:
-    """What becomes of a database's cases: so many of each kind with ``only`` in its name."""
+    """The outcomes of a database's cases: so many of each kind with ``only`` in its name."""
     for make in DATABASES[database](samples, only):
         made = make()
         yield made if isinstance(made, Found) else outcome(database, made)

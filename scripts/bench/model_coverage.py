@@ -58,7 +58,7 @@ LIBRARIES = ("torch", "transformers", "peft", "timm", "torchvision")
 
 
 def found(case: Case) -> dict[str, Any]:
-    """What the matrix says of a model.
+    """The row of the matrix for a model.
 
     Raises:
         AssertionError: if a sum or norm is wrong, or two precisions are not alike.
@@ -79,7 +79,7 @@ def found(case: Case) -> dict[str, Any]:
 
 
 def shown(refusal: str | None, unfollowed: str | None) -> dict[str, str | None]:
-    """Why a model is refused, in short, or how far it was followed that it keeps examples apart."""
+    """The short reason of a refusal, or how far the examples' separation was followed."""
     if refusal is None:
         return {"why": None, "apart": "shown" if unfollowed is None else "tested"}
     why = refusal.removeprefix("Gradients(mode='bookkeeping'): ")

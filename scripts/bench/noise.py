@@ -33,7 +33,7 @@ _LEVELS_OF_TREE = 5  # 16 leaves: the min-sep of 16 bands
 
 
 def strategies(bands: list[int]) -> dict[str, tuple[Strategy, dict[str, Any]]]:
-    """What is timed: (strategy, options) by name."""
+    """The cases that are timed: (strategy, options) by name."""
     blt = BLT(buffers=3, theta=(0.9998, 0.98, 0.6), omega=(0.02, 0.08, 0.3))
     half: dict[str, Any] = {"dtype": torch.bfloat16}
     timed: dict[str, tuple[Strategy, dict[str, Any]]] = {"identity": (Identity(), {})}

@@ -18,7 +18,7 @@ _FOUND = "found.json"
 
 
 def found_by(measure: Callable[..., None], world: int, *args: Any) -> Any:
-    """What rank 0 of so many processes handed over.
+    """The result that rank 0 of so many processes handed over.
 
     Args:
         measure: called with the rank, ``world``, a folder of the processes' own and ``args``.

@@ -1,4 +1,4 @@
-"""What a release on a grid costs beside noise that is added in floating point.
+"""The cost of a release on a grid beside noise that is added in floating point.
 
 Both are in one process and take turns: first a step of noise with its addition to a sum, then whole
 private steps of a model whose noise is either. Printed are medians, and the median of the ratio

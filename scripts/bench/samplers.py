@@ -124,7 +124,7 @@ def shuffled(n: int) -> Scheme:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is measured, and the milliseconds that a batch may take (``None``: no target)."""
+    """The cases, and the milliseconds that a batch may take (``None``: no target)."""
 
     make: Callable[[int], Scheme]
     target: float | None = None

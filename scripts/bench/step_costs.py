@@ -1,4 +1,4 @@
-"""What a private step costs more than an ordinary one, by what it is spent on.
+"""The additional cost of a private step over an ordinary one, by its parts.
 
 Both steps are made of the same parts (``step_profile.py``), timed within whole steps that take
 turns in one process. Their difference is split without a rest:

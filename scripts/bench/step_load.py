@@ -1,4 +1,4 @@
-"""How busy everything else on the machine is while something is measured."""
+"""The load of the machine by other programs during a measurement."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Case:
 
 
 def call(module: nn.Module, inputs: Inputs) -> torch.Tensor:
-    """What the loss is of: what the module returns, or the logits in it."""
+    """The argument of the loss: the module's output, or the logits in it."""
     output: Any = module(inputs["x"]) if "x" in inputs else module(**inputs)
     found: torch.Tensor = output if isinstance(output, torch.Tensor) else output.logits
     return found

@@ -1,4 +1,4 @@
-"""Where the time of a private step goes: forward, backward, clipped sums, noise, update, ledger.
+"""The time of a private step by part: forward, backward, clipped sums, noise, update, ledger.
 
 The parts are timed within whole steps, which take turns with ordinary ones in one process; medians
 over rounds, and each part as a share of the ordinary step. On a machine that others use,

@@ -177,7 +177,7 @@ class Side:
             self.step()
 
     def prepare(self) -> None:
-        """What comes between two steps: dptrain's next batch, which is the same again."""
+        """The work between two steps: dptrain's next batch, which is the same again."""
         if self.batches is not None:
             next(self.batches)
 
@@ -231,6 +231,6 @@ def quiet() -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a side does not run, on one line."""
+    """The reason why a side does not run, on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}"

@@ -61,7 +61,7 @@ Row = dict[str, Any]
 
 
 def child(script: str, arguments: Sequence[str], allocator: str) -> Row:
-    """What a script of this folder prints as JSON, in a process with an allocator's settings.
+    """The JSON output of a script of this folder, in a process with an allocator's settings.
 
     Raises:
         SystemExit: if it fails; it has said why by then.

@@ -1,4 +1,4 @@
-"""What protecting every author of arXiv costs: schemes, bounds and bands at the same (ε, δ).
+"""The cost of protecting every author of arXiv: schemes, bounds and bands at the same (ε, δ).
 
 The setting of Dong & Ganesh 2026, section 7.3, on the papers of 1993 to 2019
 (``arxiv_graph.py``): 50,000 held out, n = 1,000 steps, B̄ = 1,024, δ = 2e-6, prefix sums. Three

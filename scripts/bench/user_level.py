@@ -1,4 +1,4 @@
-"""What a user's guarantee costs: ε of user-level batches at arXiv's size, by every accountant.
+"""The cost of a user's guarantee: ε of user-level batches at arXiv's size, by every accountant.
 
 The setting of Dong & Ganesh 2026, section 7.3: 300,000 papers, k = 2, B̄ = 1,024, n = 1,000 steps,
 δ = 1/500,000, BandMF with b bands and a separation of b. The probability p depends on the graph:

@@ -1,4 +1,4 @@
-"""What user-level batches cost: seconds and memory against the size of the graph.
+"""The cost of user-level batches: seconds and memory against the size of the graph.
 
     PYTHONPATH=. python scripts/bench/user_samplers.py [--examples 2000000] [--authors 5] [--k 2]
         [--batch 1024] [--min-sep 32] [--steps 200] [--json FILE]

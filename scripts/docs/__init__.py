@@ -1,1 +1,1 @@
-"""What the site is made of besides its texts: everything that is generated from the code."""
+"""The parts of the site that are generated from the code."""

@@ -18,7 +18,7 @@ def pages() -> dict[str, str]:
 
 
 def _path(room: str) -> str:
-    """Where a room is described: rooms within it lie in a folder beside its page."""
+    """The page of a room; rooms within it have theirs in a folder beside it."""
     parts = room.split(".")[1:] or [room]
     inside = any(other.startswith(f"{room}.") for other in faces.rooms()) and room != "dptrain"
     return "/".join([FOLDER, *parts, "index"] if inside else [FOLDER, *parts]) + ".md"

@@ -13,7 +13,7 @@ PAGE = "reference/command-line.md"
 
 
 def modules() -> list[str]:
-    """What ``python -m`` starts: ``dptrain`` first, then single modules and the recipes."""
+    """The commands that ``python -m`` starts: ``dptrain`` first, then modules and the recipes."""
     found = []
     for package in ("dptrain", "recipes"):
         for path in sorted((ROOT / package).rglob("*.py")):

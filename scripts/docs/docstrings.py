@@ -1,4 +1,4 @@
-"""What a docstring says about each argument or attribute."""
+"""Descriptions of arguments and attributes, read from docstrings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one_by_one(text: str) -> str:
 
 
 def described(text: str | None) -> dict[str, str]:
-    """What the sections ``Args`` and ``Attributes`` of a docstring say, each in one line."""
+    """The entries of the sections ``Args`` and ``Attributes`` of a docstring, each in one line."""
     found: dict[str, str] = {}
     for section in _SECTION.finditer(inspect.cleandoc(text or "") + "\n"):
         depth = len(section[1]) - len(section[1].lstrip(" "))

@@ -24,12 +24,12 @@ class Public:
 
     @property
     def path(self) -> str:
-        """How it is imported, in one word."""
+        """The way it is imported, in one word."""
         return f"{self.room}.{self.name}"
 
     @property
     def defined(self) -> str:
-        """Where a class or a function is defined; of anything else, its path."""
+        """The place where a class or a function is defined; of anything else, its path."""
         if isinstance(self.value, type | types.FunctionType):
             return f"{self.value.__module__}.{self.value.__qualname__}"
         return self.path

@@ -1,4 +1,4 @@
-"""What happens while mkdocs builds the site: generated pages, tables, formulas."""
+"""The hooks of mkdocs while it builds the site: generated pages, tables, formulas."""
 
 from __future__ import annotations
 

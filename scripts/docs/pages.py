@@ -29,7 +29,7 @@ class Block:
     hidden: bool = False
 
     def marked(self, word: str) -> str | None:
-        """What follows ``word`` in the mark that begins with it; ``None`` if there is none."""
+        """The text after ``word`` in the mark that begins with it; ``None`` if there is none."""
         for mark in self.marks:
             if mark.split(maxsplit=1)[0] == word:
                 return mark[len(word) :].strip()
@@ -110,7 +110,7 @@ _LOADED = re.compile(
 
 
 def loads_from_elsewhere(text: str) -> bool:
-    """Whether a page or a style sheet, as built, asks another server for something."""
+    """True if a page or a style sheet, as built, requests something from another server."""
     return _LOADED.search(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""What the redrawn figures of the papers come out as, in a sentence each, from their CSV files."""
+"""The results of the redrawn figures of the papers, in a sentence each, from their CSV files."""
 
 from __future__ import annotations
 

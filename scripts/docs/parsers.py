@@ -30,7 +30,7 @@ class Command:
     intermixed: bool
 
     def read(self, words: Sequence[str]) -> argparse.Namespace | None:
-        """What it makes of ``words``; ``None`` if they ask for help or the version.
+        """The result of parsing ``words``; ``None`` if they ask for help or the version.
 
         Raises:
             ValueError: with its own message, if it refuses them.

@@ -1,4 +1,4 @@
-"""What the API reference makes of docstrings while mkdocstrings reads them."""
+"""Changes to docstrings for the API reference while mkdocstrings reads them."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ ROWS = 133_853  # training examples, copies counted, of the archive's 128 files 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is trained.
+    """The training setting.
 
     Attributes:
         title: of the plot.
@@ -152,7 +152,7 @@ def warm(root: pathlib.Path) -> nn.Module:
 
 
 class Head(nn.Module):
-    """What stands above BERT's encoder: the pooler and the classifier."""
+    """The layers above BERT's encoder: the pooler and the classifier."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What figures 2 and 3 of the balls-in-bins paper share: σ over ε of several accountants."""
+"""The common part of figures 2 and 3 of the balls-in-bins paper: σ over ε of accountants."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _check(chosen: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where files go; the name of the data follows theirs."""
+    """The paths of files, which contain the name of the data."""
 
     folder: pathlib.Path
     data: str
@@ -260,7 +260,7 @@ def _groups(runs: Runs, start: int) -> list[tuple[str, str, str]]:
 
 
 def _spent(runs: Runs) -> list[tuple[str, str, str]]:
-    """How many images were near their budget at T0."""
+    """The number of images that were near their budget at T0."""
     rows = []
     for factor, found in runs.items():
         spent = np.concatenate([run.before.epsilon for run in found])

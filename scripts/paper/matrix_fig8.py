@@ -1,4 +1,4 @@
-"""What i.i.d. sampling saves for the square root of the prefix sums, by the number of steps.
+"""Savings of i.i.d. sampling for the square root of the prefix sums, by the number of steps.
 
 Figure 8 of Choquette-Choo, Ganesh, Steinke & Thakurta, Privacy Amplification for Matrix Mechanisms:
 ε without amplification and with one participation, over ε with p = 1/n, at σ = c·‖C e_1‖ and

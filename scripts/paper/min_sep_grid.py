@@ -30,7 +30,7 @@ _BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What is varied: the paper's section 7.1, or that scaled down."""
+    """The parameters that are varied: those of the paper's section 7.1, or scaled down."""
 
     steps: int
     epoch_lengths: tuple[int, ...]

@@ -28,7 +28,7 @@ SAVED_EVERY = 500  # steps
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained: a network of one hidden layer by plain SGD on Poisson batches.
+    """The training setting: a network of one hidden layer, plain SGD on Poisson batches.
 
     Attributes:
         probability: Poisson rate q.

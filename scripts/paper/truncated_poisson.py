@@ -1,4 +1,4 @@
-"""What truncating Poisson batches at B examples costs: the older bound, the theorems, and ours.
+"""The cost of truncating Poisson batches at B examples: the older bound, the theorems, and ours.
 
 Ganesh, Tighter Privacy Analysis for Truncated Poisson Sampling, has no figure and no number; this
 is the comparison that its introduction makes. ε at δ = 1e-5 of T steps against B, for N examples

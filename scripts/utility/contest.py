@@ -1,4 +1,4 @@
-"""What is compared: one task, several ways to train it privately, and their settings."""
+"""A comparison: one task, several ways to train it privately, and their settings."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "1e-5", "--sigma", "1e-5"], "noise_multiplier=1e-05"),
         (["FILE", "--delta", "1e-5", "--sigma", "1e300"], "noise_multiplier=1e+300"),
         (["FILE", "--delta", "1e-5", "--accountant", "poison"], "did you mean poisson-pld?"),
-        (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps beside"),
+        (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps with"),
         (["FILE", "--delta", "1e-5", "--plot", "x.png"], "add --profile"),
         (["FILE", "--delta", "1e-5", "--json", "FILE/x.json"], "mechanism.json"),
         (["gone.json", "--delta", "1e-5"], "no mechanism file gone.json: create one with"),

@@ -132,7 +132,7 @@ def test_frozen_layers_are_fine():
         ({"noise_multiplier": None, "target_epsilon": 1.0, "target_delta": 1.5}, "delta"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
         ({"mode": "ghosts"}, "mode='ghosts'"),
-        ({"mode": "ghost"}, r"use Gradients\(mode='bookkeeping'\)"),
+        ({"mode": "ghost"}, r"Use Gradients\(mode='bookkeeping'\)"),
         ({"loss_reduction": "none"}, "loss='none'"),
         ({"seed": -1}, "seed"),
         ({"epochs": 2}, "epochs"),

@@ -291,7 +291,9 @@ class TestJoined:
             JoinedOptimizer()
         with pytest.raises(TypeError, match="optimizer 1"):
             JoinedOptimizer(sgd, [second])
-        with pytest.raises(ValueError, match=r"optimizer 1 holds .*\(4, 1, 3, 3\).* one before"):
+        with pytest.raises(
+            ValueError, match=r"optimizer 1 holds .*\(4, 1, 3, 3\).* an earlier one"
+        ):
             JoinedOptimizer(sgd, torch.optim.SGD([module[0].weight], lr=0.1))
         with pytest.raises(ValueError, match="ScaledAdam, which scales"):
             JoinedOptimizer(sgd, ScaledAdam(second, eps_scale=0.1))

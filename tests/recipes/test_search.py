@@ -31,7 +31,7 @@ from recipes import choice, random_search, study, sweep
 from recipes.command import INTERRUPTED
 from recipes.config import load_config
 from recipes.runfolder import CHECKPOINT, load_checkpoint
-from recipes.study import Job, Study, minimised, ranked
+from recipes.study import Job, Study, minimized, ranked
 from recipes.sweep import main
 from tests.helpers.gaussian_runs import full_batches
 
@@ -163,8 +163,8 @@ def test_a_study_keeps_its_metric(tmp_path):
 
 
 def test_scores_are_ordered():
-    assert minimised("loss")
-    assert not minimised("accuracy")
+    assert minimized("loss")
+    assert not minimized("accuracy")
     assert ranked(1.0, "loss") > ranked(2.0, "loss") > ranked(float("nan"), "loss")
     assert ranked(0.9, "accuracy") > ranked(0.2, "accuracy") > ranked(float("nan"), "accuracy")
 

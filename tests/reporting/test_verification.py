@@ -365,8 +365,8 @@ def test_another_format_is_refused(tmp_path, capsys, stated, number):
         ('{"format": 1}', "no 'guarantee'"),
         ('{"guarantee": 3}', "no 'guarantee'"),
         ('{"guarantee": {"epsilon": 1}}', "not a guarantee"),
-        ('{"guarantee": {"epsilon": 1}, "guarantee": {"epsilon": 2}}', "'guarantee' stands there"),
-        ("nothing", "it is no JSON"),
+        ('{"guarantee": {"epsilon": 1}, "guarantee": {"epsilon": 2}}', "'guarantee' appears twice"),
+        ("nothing", "not valid JSON"),
     ],
 )
 def test_what_is_no_statement_is_a_mistake(tmp_path, capsys, text, words):

@@ -25,7 +25,7 @@ Point = Callable[[float], Both]  # both directions at a point of the grid
 
 
 class Rule(NamedTuple):
-    """When a direction's terms are accepted.
+    """The rule by which a direction's terms are accepted.
 
     A direction is looked at several times while its samples come in, and accepted at the first look
     that shows enough: each look may err with an equal share of q

@@ -30,7 +30,7 @@ from dptrain.strategies.toeplitz.toeplitz import Toeplitz, checked_vector
 from dptrain.strategies.workloads import PREFIX_SUMS, PrefixSums, Workload, checked_workload
 
 _SMALLEST = 2.0**-53  # θ below this counts as this: C ≥ 0 only grows, by less than its rounding
-_MOST_OPTIMISED = 32  # buffers; bind takes a quarter of a second for each and for each start
+_MOST_OPTIMIZED = 32  # buffers; bind takes a quarter of a second for each and for each start
 _LARGEST_GROWTH = 1e6  # |g_t| / g_0 at which C^-1 counts as blown up, as for other families
 
 
@@ -104,9 +104,9 @@ class BLT(Bindable, Toeplitz):
 
     def _check_coefficients(self) -> None:
         if self.theta is None and self.omega is None:
-            if self.buffers > _MOST_OPTIMISED:
+            if self.buffers > _MOST_OPTIMIZED:
                 raise ValueError(
-                    f"buffers={self.buffers}: at most {_MOST_OPTIMISED} can be optimized, and more "
+                    f"buffers={self.buffers}: at most {_MOST_OPTIMIZED} can be optimized, and more "
                     "than about 5 improve almost nothing; use fewer, or give theta and omega"
                 )
             return

@@ -359,7 +359,7 @@ def test_what_is_not_a_row_an_example_is_refused():
         RuntimeError, match=r"shapes \[\(5, 3\), \(1, 4\)\]: they must be \(rows, 3\)"
     ):
         private.module.cell(x[:, 0], x.new_zeros(1, HIDDEN))
-    with pytest.raises(RuntimeError, match=r"nn.GRUCell is given .* \[\(3,\)\]"):
+    with pytest.raises(RuntimeError, match=r"nn.GRUCell is called with .* \[\(3,\)\]"):
         private.module.cell(x[0, 0])
 
 

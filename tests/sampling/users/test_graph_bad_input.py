@@ -18,7 +18,7 @@ Lists = list[list[Hashable]]
     ("column", "message"),
     [
         ([], "no example"),
-        ([["a"], [], ["b"], []], r"example 1 has no user \(2 examples of 4"),
+        ([["a"], [], ["b"], []], r"example 1 has no user \(2 of 4 examples"),
         (["abc", "d"], "example 0 has a str .*put a single user into a list"),
         ("abc", "must be an iterable with one list of users per example"),
         ([["a"], None], "example 1 has a NoneType"),
@@ -44,8 +44,8 @@ def test_bad_lists(column: list[list[Hashable]], message: str) -> None:
         ([0, 1], ["a"], None, "2 examples and 1 users"),
         ([0, -1], ["a", "b"], None, "example index -1 is out of range"),
         ([0, 3], ["a", "b"], 3, "example index 3 is out of range for dataset_size=3"),
-        ([0, 2], ["a", "b"], None, r"example 1 has no user \(1 examples of 3"),
-        ([0, 1], ["a", "b"], 5, r"example 2 has no user \(3 examples of 5"),
+        ([0, 2], ["a", "b"], None, r"example 1 has no user \(1 of 3 examples"),
+        ([0, 1], ["a", "b"], 5, r"example 2 has no user \(3 of 5 examples"),
         ([0, 1], ["a", "b"], 0, "dataset_size=0 must be at least 1"),
         ([0.0, 1.0], ["a", "b"], None, "array of example indices"),
         ([[0, 1]], ["a"], None, "array of example indices"),
@@ -72,7 +72,7 @@ def test_bad_pairs(examples: list[int], users: list[str], size: int | None, mess
         ([0, 1, 3], [0, 1], "must ascend from 0"),
         ([1, 2], [0, 0], "must ascend from 0"),
         ([0, 2, 1, 3], [0, 1, 2], "must ascend from 0"),
-        ([0.0, 1.0], [0], "one row of integers"),
+        ([0.0, 1.0], [0], "array of integers"),
     ],
 )
 def test_bad_csr(offsets: list[int], members: list[int], message: str) -> None:
@@ -95,7 +95,7 @@ def test_bad_dataset() -> None:
     for column, message in (
         ("missing", "column='missing' is not in the data set"),
         ("text", "column='text' holds string, not lists"),
-        ("empty", r"example 1 has no user \(1 examples of 3"),
+        ("empty", r"example 1 has no user \(1 of 3 examples"),
         ("null", "example 2 has no user"),
         ("hole", "example 1 has a null user id"),
         ("nested", "user ids of type list.*map them to text"),

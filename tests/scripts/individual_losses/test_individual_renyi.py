@@ -123,7 +123,7 @@ def test_refuses_what_the_pld_accountant_refuses():
             accountant.epsilon(counts - 1, 1e-6)
         with pytest.raises(ValueError, match="delta"):
             accountant.epsilon(counts, 0.0)
-        with pytest.raises(ValueError, match="delta: shape"):
+        with pytest.raises(ValueError, match="delta has shape"):
             accountant.epsilon(counts, [1e-6] * 3)
     for bad in ({"probability": 0.0}, {"noise_multiplier": 0.0}, {"orders": []}, {"orders": [1.0]}):
         with pytest.raises(ValueError, match=next(iter(bad))):
