@@ -35,8 +35,8 @@ def test_takes_a_frozen_dataclass_of_the_family():
         (lambda: 3, TypeError, "must be a subclass"),
         (lambda: int, TypeError, "must be a subclass"),
         (lambda: _frozen("Value")(), TypeError, "hand over its class"),
-        (lambda: _Shape, TypeError, "abstract, it lacks area"),
-        (lambda: type("Vague", (_Shape, ABC), {}), TypeError, "abstract, it lacks area"),
+        (lambda: _Shape, TypeError, "abstract, since it lacks area"),
+        (lambda: type("Vague", (_Shape, ABC), {}), TypeError, "abstract, since it lacks area"),
         (lambda: type("Plain", (_Shape,), {"area": None}), TypeError, "frozen dataclass"),
         (
             lambda: dataclasses.dataclass(type("Mutable", (_Shape,), {"area": None})),

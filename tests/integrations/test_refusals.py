@@ -60,7 +60,7 @@ def test_a_training_argument_is_refused_by_name(tmp_path, wrong, told):
         ("deepspeed", {"zero_optimization": {"stage": 2}}, r"deepspeed=.*torchrun"),
         ("parallelism_config", object(), r"parallelism_config=.*spreads an example"),
         ("push_to_hub", True, r"push_to_hub=True: .*save_model\(folder\)"),
-        ("use_liger_kernel", True, r"use_liger_kernel=True: .*not known example by example"),
+        ("use_liger_kernel", True, r"use_liger_kernel=True: .*without per-example gradients"),
     ],
 )
 def test_a_setting_of_another_backend_is_refused_by_name(tmp_path, name, value, told):

@@ -61,9 +61,7 @@ def test_the_saved_model_is_the_trained_one(finished):
 
 def test_a_seed_in_the_configuration_is_said_to_be_no_part_of_the_release(finished):
     assert yaml.safe_load((finished / "config.yaml").read_text())["seed"] == SEED
-    assert (
-        "not for release: config.yaml contains the seed" in (finished / "summary.txt").read_text()
-    )
+    assert "not for release: config.yaml holds the seed" in (finished / "summary.txt").read_text()
 
 
 def test_the_guarantee_is_certified_and_that_of_the_checkpoint(finished):

@@ -186,14 +186,14 @@ def _made(name="Odd", bases=(Scheme,), frozen=True, kw_only=True, **body):
         (lambda: "Poisson", TypeError, "must be a subclass"),
         (lambda: Scheme, TypeError, "abstract"),
         (lambda: ExchangeableScheme, TypeError, "abstract"),
-        (lambda: _made(stream=None), TypeError, r"abstract, it lacks stream"),
+        (lambda: _made(stream=None), TypeError, r"abstract, since it lacks stream"),
         (lambda: _made(frozen=False), TypeError, "frozen dataclass"),
         (lambda: _made(kw_only=False), TypeError, "'dataset_size' can be passed by position"),
-        (lambda: _made(min_sep=None), TypeError, "it lacks min_sep"),
+        (lambda: _made(min_sep=None), TypeError, "the class lacks min_sep"),
         (lambda: _made(for_batch_size=None), TypeError, r"for_batch_size\(\*, batch_size"),
         (lambda: _made("_Odd"), ValueError, "underscore"),
-        (lambda: _made("TruncatedPoisson"), ValueError, "earlier layout"),
-        (lambda: _made("Poisson"), TypeError, "known already"),
+        (lambda: _made("TruncatedPoisson"), ValueError, "earlier format"),
+        (lambda: _made("Poisson"), TypeError, "already exists"),
     ],
 )
 def test_what_may_not_be_registered(make, error, says):

@@ -157,7 +157,7 @@ class BLT(Bindable, Toeplitz):
             t = int(blown[0])
             raise ValueError(
                 f"omega={self.omega}: C^-1 diverges, since its coefficients grow as "
-                f"({1 - q[-1]:.6g})^t and exceed {_LARGEST_GROWTH:.0e} at step {t}; lower omega (a "
+                f"({1 - q[-1]:.6g})^t and at step {t} exceed {_LARGEST_GROWTH:.0e}; lower omega (a "
                 "sum of at most 1 is always stable) or use a shorter run"
             )
 

@@ -436,14 +436,22 @@ class Cache:
             None,
             r"layer 'f', a Centred without a rule, returned other outputs .*mixes the exa",
         ),
-        (Pooled, lambda m, h: h + m.f(h), "layer 'f', a Pooled .* otherwise than .* row for each"),
+        (
+            Pooled,
+            lambda m, h: h + m.f(h),
+            "layer 'f', a Pooled .* by a path other than .* row per example",
+        ),
         (
             Positions,
             lambda m, h: h + m.f(h),
-            "layer 'f', a Positions .* output of another shape.* of what all share",
+            "layer 'f', a Positions .* output of another shape.* one that all share",
         ),
         (OwnGenerator, None, "layer 'f', a OwnGenerator .* draws random numbers from a generator"),
-        (Cached, lambda m, h: m.f(h, Cache()), "layer 'f' has no rule, and is called with a Cache"),
+        (
+            Cached,
+            lambda m, h: m.f(h, Cache()),
+            "layer 'f' has no rule .* and is called with a Cache",
+        ),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_name(layer, run, says):

@@ -47,7 +47,7 @@ def test_losses_of_examples_in_no_group_are_not_needed():
             None,
             "contains 6, -1, which do not exist: examples are numbered 0 to 5",
         ),
-        ({"a": [0, 1, 1]}, None, "twice: example 1"),
+        ({"a": [0, 1, 1]}, None, "example 1 twice"),
         ({"a": [0.5]}, None, "float64"),
         ({"a": [[0], [1]]}, None, "shape"),
         ({"a": [0]}, LOSSES[:5], r"losses has shape \(5,\)"),

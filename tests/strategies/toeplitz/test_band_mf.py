@@ -88,7 +88,7 @@ def test_refuses_a_workload_of_another_length():
         (TypeError, ValueError), match="learning_rates has 9 entries, but the run has 10 steps"
     ):
         strategy.bind(10)
-    with pytest.raises((TypeError, ValueError), match="matrix of 3 steps, the run has 4"):
+    with pytest.raises((TypeError, ValueError), match="matrix of 3 steps, but the run has 4"):
         BandMF(bands=2, workload=DenseWorkload(entries=np.eye(3))).bind(4)
     with pytest.raises(
         (TypeError, ValueError), match=r"workload=<class.*must be a dptrain.Workload"
@@ -100,5 +100,5 @@ def test_refuses_a_workload_of_another_length():
 
 def test_refuses_a_schedule_too_long_for_matrices():
     strategy = BandMF(bands=2, workload=MomentumSGD(learning_rates=linear_decay(5000)))
-    with pytest.raises(ValueError, match=r"steps=5000.*MomentumSGD.*up to 4000 steps"):
+    with pytest.raises(ValueError, match=r"steps=5000.*MomentumSGD.*at most 4000 steps"):
         strategy.bind(5000)

@@ -128,7 +128,7 @@ def test_refuses():
         final_error_loss(MomentumSGD(learning_rates=(1.0,) * 5), 6, "mean")
     rates = linear_decay(4001)
     for objective in ("mean", "max"):
-        with pytest.raises(ValueError, match=r"steps=4001.*up to 4000"):
+        with pytest.raises(ValueError, match=r"steps=4001.*at most 4000"):
             final_error_loss(MomentumSGD(learning_rates=rates), 4001, objective)
 
 
