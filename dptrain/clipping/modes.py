@@ -169,9 +169,8 @@ def attach(
 def _say_whose(mode: str) -> None:
     """Warn that the module is Opacus's: once, and not for every run of a sweep."""
     _log.warning(
-        "in mode %r, private.module is Opacus's wrapper around your module, with another class "
-        "and other names in its state_dict. Your own module is the one you gave make_private, "
-        "and private.detach() returns it; in mode 'bookkeeping', private.module is your own "
-        "module",
+        "in mode %r, private.module is Opacus's wrapper around your module, with another class and "
+        "other names in its state_dict. Your own module is the one you gave make_private, and "
+        "private.detach() returns it; in mode 'bookkeeping', private.module is your own module",
         mode,
     )

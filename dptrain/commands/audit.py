@@ -73,18 +73,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--canaries",
         action="store_true",
-        help=(
-            "instead of --samples and --runs, train once with the real engine on canaries alone "
-            "(clipping, divisor and optimizer included); with --users, users are the canaries"
-        ),
+        help="instead of --samples and --runs, train once with the real engine on canaries alone "
+        "(clipping, divisor and optimizer included); with --users, users are the canaries",
     )
     parser.add_argument(
         "--users",
         type=pathlib.Path,
-        help=(
-            "for a scheme that protects users: text file of its graph, with one line per example "
-            "listing the ids of its users separated by blanks"
-        ),
+        help="for a scheme that protects users: text file of its graph, with one line per example "
+        "listing the ids of its users separated by blanks",
     )
     parser.add_argument(
         "--user",

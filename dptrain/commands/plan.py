@@ -46,10 +46,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--users",
         type=pathlib.Path,
-        help=(
-            "instead of --dataset-size: text file with one line per example listing the ids of "
-            "its users separated by blanks; compares schemes that protect users"
-        ),
+        help="instead of --dataset-size: text file with one line per example listing the ids of "
+        "its users separated by blanks; compares schemes that protect users",
     )
     parser.add_argument(
         "--bounds", type=int, nargs="+", help="with --users: bounds on a user's examples "

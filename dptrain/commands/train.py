@@ -34,10 +34,8 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-lost-ledger",
         action="store_true",
-        help=(
-            "with --resume: continue although ledger.jsonl is lost, which the statement then "
-            "mentions"
-        ),
+        help="with --resume: continue although ledger.jsonl is lost, which the statement then "
+        "mentions",
     )
     parser.add_argument("--output", help="run folder (the field output)")
     parser.add_argument(

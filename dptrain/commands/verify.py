@@ -23,10 +23,8 @@ def add(commands: Any) -> None:
         "path",
         type=pathlib.Path,
         metavar="STATEMENT",
-        help=(
-            f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder; the .md file "
-            "of the same name must agree with it"
-        ),
+        help=f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder; the .md file "
+        "of the same name must agree with it",
     )
     parser.add_argument("--json", type=pathlib.Path, help="write the findings to this file")
 

@@ -210,8 +210,7 @@ class StateWatch:
         what = _told(before.entries.get(path), after.entries.get(path))
         remedy = (
             "a parameter may only change through the private optimizer: change it between "
-            "optimizer.step() and the next batch, and only by values that do not depend on the "
-            "data"
+            "optimizer.step() and the next batch, and only by values that do not depend on the data"
             if kind == "parameter"
             else (
                 "prevent the layer from storing it (eval mode, track_running_stats=False, or a "

@@ -37,10 +37,9 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError(
-            "module is already wrapped for per-example gradients, for instance by another run: "
-            "end that run with private.detach() and pass the module that it returns (or, for "
-            "Opacus's own wrapper, to_standard_module()). The guarantees of runs on the same data "
-            "add up"
+            "module is already wrapped for per-example gradients, for instance by another run: end "
+            "that run with private.detach() and pass the module that it returns (or, for Opacus's "
+            "own wrapper, to_standard_module()). The guarantees of runs on the same data add up"
         )
     if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
         raise ValueError(

@@ -32,8 +32,7 @@ def check_microbatches(
         raise ValueError(
             f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} and "
             f"microbatches={microbatches} are both given: give either the largest number of rows "
-            "of a part (the number of parts is then random), or the number of parts of every "
-            "batch"
+            "of a part (the number of parts is then random), or the number of parts of every batch"
         )
     if None not in (group_size, max_physical_batch_size) and max_physical_batch_size < group_size:
         raise ValueError(

@@ -210,8 +210,7 @@ def check_states(scheme: UserMinSep, members: Members) -> None:
     if (2 * b) ** k > _MOST_MOVES:
         raise ValueError(
             f"user {members.user} has {k} examples, and with min_sep={b} its chain has {b}^{k} "
-            "states, too many for the audit; choose a user with fewer examples, or bound the "
-            "graph"
+            "states, too many for the audit; choose a user with fewer examples, or bound the graph"
         )
 
 

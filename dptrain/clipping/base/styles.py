@@ -299,8 +299,7 @@ def parameter_groups(
     count = max(groups, default=-1) + 1
     if len(groups) != len(parameters) or set(groups) != set(range(count)):
         raise ValueError(
-            f"clipping={style}: its groups() returned {groups} for {len(parameters)} "
-            "parameters: it must return one number per parameter, and must use all numbers from "
-            "0 up"
+            f"clipping={style}: its groups() returned {groups} for {len(parameters)} parameters: "
+            "it must return one number per parameter, and must use all numbers from 0 up"
         )
     return groups

@@ -45,10 +45,9 @@ def check_layers(module: nn.Module) -> str | None:
 
 _LEAK = (
     "parameter {name!r} is used outside the layer that owns it{by} (for instance through "
-    "torch.nn.functional, or in a penalty on the weights), where its per-example gradients "
-    "cannot be computed. Call the layer instead, or use the optimizer's weight_decay. If the "
-    "use is in the training loop and not in the module, Gradients(mode='hooks') ignores its "
-    "gradients"
+    "torch.nn.functional, or in a penalty on the weights), where its per-example gradients cannot "
+    "be computed. Call the layer instead, or use the optimizer's weight_decay. If the use is in "
+    "the training loop and not in the module, Gradients(mode='hooks') ignores its gradients"
 )
 
 

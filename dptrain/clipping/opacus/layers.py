@@ -110,10 +110,9 @@ class OpacusLayers(GradSampleHooks):
             self._one_id_each.add(module)
             return
         raise RuntimeError(
-            f"an embedding looks up {rows} consecutive ids in a batch of {rows} rows, which may "
-            "be positions that all examples share or one id per example. Give positions the "
-            "shape of the batch, ids[None].expand(rows, -1), and ids of the examples the shape "
-            "(rows, 1)"
+            f"an embedding looks up {rows} consecutive ids in a batch of {rows} rows, which may be "
+            "positions that all examples share or one id per example. Give positions the shape of "
+            "the batch, ids[None].expand(rows, -1), and ids of the examples the shape (rows, 1)"
         )
 
     def rearrange_grad_samples(

@@ -403,8 +403,7 @@ class OwnerWatch:
             raise RowsMeet(
                 f"{self._name(layer)}: {what} has in one row of the batch numbers that belong to "
                 "another example, so no example's contribution can be bounded. The rows are in "
-                "another order, or the examples are in another dimension than the first. "
-                f"{_REMEDY}"
+                f"another order, or the examples are in another dimension than the first. {_REMEDY}"
             )
         # Where a bag begins, the examples before it say, and what is made of its ids says so too.
         places = isinstance(layer, nn.EmbeddingBag) and what == _INPUT

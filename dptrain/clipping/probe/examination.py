@@ -249,11 +249,10 @@ class Examination(Passes):
         for s in theirs:
             if not isinstance(s.layer, RNNLinear) and len(s.gradient) != rows:
                 raise RuntimeError(
-                    f"the number of rows on which layer {self._name(s)!r} is called depends on "
-                    f"the content of the batch ({len(s.gradient)} rows for {rows} examples, "
-                    "after one of them was changed), so its rows cannot be assigned to "
-                    "examples. Call it on all positions of every example, and mask the unwanted "
-                    "results afterwards"
+                    f"the number of rows on which layer {self._name(s)!r} is called depends on the "
+                    f"content of the batch ({len(s.gradient)} rows for {rows} examples, after one "
+                    "of them was changed), so its rows cannot be assigned to examples. Call it on "
+                    "all positions of every example, and mask the unwanted results afterwards"
                 )
 
     def _compare(self, base: Rows, run: Pass, found: Pass, own: range) -> None:
@@ -270,11 +269,10 @@ class Examination(Passes):
             return  # a pass that writes into parameters: no step is made after it (StateWatch)
         if not same_calls(run.seen, again.seen) or _noisy(run.seen, again.seen):
             raise RuntimeError(
-                "two runs of the module on the same inputs, with all random generators in the "
-                "same state, gave different results, so it cannot be checked that the module "
-                "treats the examples separately. Draw its random numbers from the global "
-                "generators of torch, numpy or Python, or from a generator in an attribute of a "
-                f"layer. {SWITCH}"
+                "two runs of the module on the same inputs, with all random generators in the same "
+                "state, gave different results, so it cannot be checked that the module treats the "
+                "examples separately. Draw its random numbers from the global generators of torch, "
+                f"numpy or Python, or from a generator in an attribute of a layer. {SWITCH}"
             )
         calls = list(moved(run.seen, found.seen, base.rows, own, again.seen))
         if not calls:

@@ -55,27 +55,21 @@ def add(commands: Any) -> None:
         nargs="+",
         type=pathlib.Path,
         metavar="RUN",
-        help=(
-            "every planned run, made or not: a mechanism, statement or summary as JSON, or a "
-            "run's folder; repeat one for every run of it"
-        ),
+        help="every planned run, made or not: a mechanism, statement or summary as JSON, or a "
+        "run's folder; repeat one for every run of it",
     )
     parser.add_argument(
         "--planned",
         type=int,
         metavar="M",
-        help=(
-            "the largest number of runs that might have been made, regardless of results; runs "
-            "that are not named count like the last one named (default: the number named)"
-        ),
+        help="the largest number of runs that might have been made, regardless of results; runs "
+        "that are not named count like the last one named (default: the number named)",
     )
     parser.add_argument(
         "--delta",
         type=float,
-        help=(
-            "δ: find the smallest ε (default: the largest δ stated for a run, or their sum if "
-            "that δ is too small)"
-        ),
+        help="δ: find the smallest ε (default: the largest δ stated for a run, or their sum if "
+        "that δ is too small)",
     )
     parser.add_argument("--epsilon", type=float, help="ε: find the least δ")
     data = parser.add_mutually_exclusive_group()

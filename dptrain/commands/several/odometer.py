@@ -101,10 +101,8 @@ def _add_add(actions: Any) -> None:
     parser.add_argument(
         "--slack",
         type=float,
-        help=(
-            "d, the δ that this release may use (default: a tenth of the rest, or the smallest "
-            "possible)"
-        ),
+        help="d, the δ that this release may use (default: a tenth of the rest, or the smallest "
+        "possible)",
     )
     parser.add_argument(
         "--overlapping",

@@ -41,8 +41,7 @@ _CALLBACKS: dict[str, str] = {
     ),
     "Timer": (
         "it ends the fit after a wall-clock time, so the planned number of steps is unknown "
-        "(Trainer(max_time=...) adds it too); set max_epochs= or max_steps=, and leave max_time "
-        "out"
+        "(Trainer(max_time=...) adds it too); set max_epochs= or max_steps=, and leave max_time out"
     ),
 }
 
@@ -73,9 +72,8 @@ def check_trainer(trainer: Any) -> None:
     if not isinstance(trainer, pl.Trainer):
         raise TypeError(
             f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}, and "
-            "PrivateCallback supports lightning.pytorch.Trainer only: use import "
-            "lightning.pytorch as pl instead of pytorch_lightning, also for the LightningModule "
-            "and its data"
+            "PrivateCallback supports lightning.pytorch.Trainer only: use import lightning.pytorch "
+            "as pl instead of pytorch_lightning, also for the LightningModule and its data"
         )
     for name, fine, why in _ARGUMENTS:
         value = getattr(trainer, name)
@@ -105,10 +103,8 @@ def _check_strategy(strategy: Any) -> None:
         _refuse(
             "strategy",
             f"{name}(start_method={strategy._start_method!r})",
-            (
-                "the run and its guarantee would end with the processes that it starts; use "
-                "strategy='ddp'"
-            ),
+            "the run and its guarantee would end with the processes that it starts; use "
+            "strategy='ddp'",
         )
     if getattr(strategy, "_ddp_comm_state", None) or getattr(strategy, "_ddp_comm_hook", None):
         _refuse(

@@ -82,8 +82,7 @@ class History:
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"the past noise of this stream is in a file of process {self._process}, which a "
-                "forked process must not change: draw noise in that process, or open another "
-                "stream"
+                "forked process must not change: draw noise in that process, or open another stream"
             )
 
     def begin(self, block: int) -> None:
@@ -164,10 +163,8 @@ def _open_folder(folder: str | os.PathLike[str]) -> int:
     if not hasattr(os, "posix_fallocate") or not hasattr(os, "posix_fadvise"):
         raise OSError(
             errno.ENOSYS,
-            (
-                f"folder={folder!r}: this system has no posix_fallocate, which reserves the space "
-                "for past noise: leave folder out"
-            ),
+            f"folder={folder!r}: this system has no posix_fallocate, which reserves the space "
+            "for past noise: leave folder out",
         )
     remedy = "use a folder of your own that nobody else can access (mkdir -m 700)"
     try:
@@ -187,10 +184,8 @@ def _open_folder(folder: str | os.PathLike[str]) -> int:
         os.close(directory)
         raise PermissionError(
             errno.EACCES,
-            (
-                f"folder={folder!r} {reason}: past noise must stay secret, since it allows anyone "
-                f"to remove the noise from the releases; {remedy}"
-            ),
+            f"folder={folder!r} {reason}: past noise must stay secret, since it allows anyone "
+            f"to remove the noise from the releases; {remedy}",
         )
     return directory
 

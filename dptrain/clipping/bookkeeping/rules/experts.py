@@ -38,8 +38,7 @@ class ExpertsRule(CallRule):
         if rest:
             raise UnclearRows(
                 f"{type(layer).__name__} is called on {len(hidden)} tokens for a batch of {rows} "
-                "rows: every example must have the same number of tokens, so pad the shorter "
-                "ones"
+                "rows: every example must have the same number of tokens, so pad the shorter ones"
             )
         first = "gate_up_proj" if layer.has_gate else "up_proj"
         made = _projected(layer, first, hidden, experts)

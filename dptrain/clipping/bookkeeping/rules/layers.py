@@ -120,8 +120,7 @@ def positions(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 2:
         raise UnclearRows(
             f"the gradient with respect to its output, of shape {tuple(tensor.shape)}, has no "
-            "dimension for the examples: give its input one row per example in the first "
-            "dimension"
+            "dimension for the examples: give its input one row per example in the first dimension"
         )
     return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 

@@ -465,11 +465,10 @@ class Observe:
             unseen = not self.plan.watching and self.plan.unseen(place, shape, rows)
             if unseen and shape[0] == rows > 1:  # other numbers are refused as they are
                 raise RuntimeError(
-                    f"{self.called}: it returns {shape[0]} rows in a batch of {rows}, and "
-                    "returned another number of rows per example before, so its rows cannot be "
-                    "assigned to examples (a mask may have selected tokens, for instance). Call "
-                    "it on all positions of every example, and mask the unwanted results "
-                    "afterwards"
+                    f"{self.called}: it returns {shape[0]} rows in a batch of {rows}, and returned "
+                    "another number of rows per example before, so its rows cannot be assigned to "
+                    "examples (a mask may have selected tokens, for instance). Call it on all "
+                    "positions of every example, and mask the unwanted results afterwards"
                 )
         return factor if factor is not None and factor > 1 and factor * rows == shape[0] else 1
 
