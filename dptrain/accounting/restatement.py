@@ -129,14 +129,14 @@ def _stated(guarantee: Guarantee, mechanism: MatrixMechanism) -> Accountant:
     ]
     if not slow:
         raise ValueError(
-            "no accountant proves the whole curve of this mechanism; a simulation shows only one "
-            "(ε, δ)"
+            "no accountant proves the whole curve of this mechanism; of a simulation only the one "
+            "(ε, δ) is certain"
         )
     first = slow[0]
     assert first.cost is not None
     raise ValueError(
-        f"proving its whole curve takes {first.cost.value}; use profile=dptrain.profile(mechanism, "
-        f"accountant={first.name!r})"
+        f"its whole curve takes {first.cost.value} to prove, and is had by "
+        f"profile=dptrain.profile(mechanism, accountant={first.name!r})"
     )
 
 

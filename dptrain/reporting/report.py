@@ -189,7 +189,7 @@ def _curves(
     """The curve that is shown, the proven one behind attacks, and the reason why there is none."""
     if guarantee.kind is Kind.ESTIMATE:
         shown = None if profile is None else as_shown(profile, guarantee)
-        return shown, None, "an estimate has no proven curve"
+        return shown, None, "an estimate has no curve that is proven"
     proven, refused = profile, None
     if profile is None or profile.kind not in PROVEN:
         try:
@@ -353,10 +353,8 @@ def curve_words(refused: str | None) -> list[str]:
     if refused is None:
         return []
     return [
-        (
-            "There is no curve δ(ε) behind these numbers: they follow from ε and δ alone, and the "
-            f"actual reach of an attack may be far smaller. The reason: {refused.rstrip('.')}."
-        )
+        "No curve δ(ε) is behind these numbers: they follow from ε and δ alone, and what an attack "
+        f"reaches in truth may be far less. The reason: {refused.rstrip('.')}."
     ]
 
 

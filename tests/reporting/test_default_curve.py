@@ -195,7 +195,7 @@ def test_an_estimate_says_the_same_in_both_files(tmp_path):
     rough = account(SAMPLED, delta=1e-5).drawn_by("Philox", caveats=("buffers are rounded",))
     value, text = written(tmp_path, rough, profile=profile(SAMPLED))
     assert value["attacks"]["sentence"] in text
-    assert "an estimate has no proven curve" in value["attacks"]["curve_refused"]
+    assert "an estimate has no curve" in value["attacks"]["curve_refused"]
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ class TradeOff:
         """The reason why there is no ``mu``, or ``None``."""
         if len(self.epsilon) == 1:
             return (
-                "only one (ε, δ) was shown and not a profile: the error rates follow from it, and "
-                "a μ would say less"
+                "it is one (ε, δ) that was shown and not a profile: the rates follow from it, and a"
+                " μ would say less"
             )
         if not math.isfinite(self._mu):
             return f"both rates may be below the floor of {self.floor:g} at once"
