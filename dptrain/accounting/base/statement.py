@@ -104,7 +104,7 @@ def _notes(scheme: Scheme) -> tuple[str, ...]:
 
 def without_noise(mechanism: MatrixMechanism, accountant: Accountant, delta: float) -> Guarantee:
     """The statement at σ = 0, which guarantees nothing."""
-    note = "there is no noise, so there is no privacy"
+    note = "there is no noise, hence no privacy"
     return statement(mechanism, accountant, epsilon=math.inf, delta=delta, notes=(note,))
 
 
