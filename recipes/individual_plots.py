@@ -59,14 +59,14 @@ def _panels(
 ) -> dict[str, dict[Label, dict[str, float]]]:
     """The numbers to draw, by title, key and group; mean ε comes last."""
     if not tables:
-        raise ValueError("tables={}: there is nothing to draw")
+        raise ValueError("tables={{}}: there is nothing to plot")
     groups = [row.group for row in next(iter(tables.values())).rows]
     panels: dict[str, dict[Label, dict[str, float]]] = {}
     for title, given in losses.items():
         if set(given) != set(tables):
             raise ValueError(
-                f"losses[{title!r}] is for {sorted(map(str, given))}, the tables are for "
-                f"{sorted(map(str, tables))}: the same keys"
+                f"losses[{title!r}] has the keys {sorted(map(str, given))}, but the tables have "
+                f"{sorted(map(str, tables))}: must have the same keys"
             )
         panels[title] = {key: dict(given[key]) for key in tables}
     with_losses = [table.has_losses for table in tables.values()]
@@ -79,7 +79,7 @@ def _panels(
         }
     delta = next(iter(tables.values())).delta
     if any(table.delta != delta for table in tables.values()):
-        raise ValueError(f"tables: not all are for δ = {delta:g}; ask for the same δ")
+        raise ValueError(f"tables: not all have δ = {delta:g}; use the same δ for all")
     panels[f"mean individual ε at δ = {delta:g}"] = {
         key: {row.group: row.mean_epsilon for row in table.rows} for key, table in tables.items()
     }

@@ -46,7 +46,7 @@ class MinSepLaw:
     def __post_init__(self) -> None:
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or c.size == 0 or not np.isfinite(c).all() or (c < 0).any() or not c.any():
-            raise ValueError("coefficients: expected a non-zero vector of finite values ≥ 0")
+            raise ValueError("coefficients: must be a non-zero vector of finite values ≥ 0")
         checks.probability("probability", self.probability)
         checks.steps(self.steps)
         if c.size > self.min_sep:
@@ -218,7 +218,7 @@ def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
     scheme, strategy = mechanism.scheme, mechanism.strategy
     assert isinstance(strategy, BandedToeplitz)
     checks.invariant(
-        scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
+        scheme.max_batch_size is None, "this simulation does not cover truncated batches"
     )
     probability, warm_start = 1.0, True
     if isinstance(scheme, MinSep):

@@ -70,7 +70,9 @@ class ClippingStyle(JsonValue, ABC, family="clipping style"):
         """
         members: dict[str, Any] = JsonValue._families[cls._family]
         if not isinstance(value, Mapping):
-            raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
+            raise ValueError(
+                f"a {cls._family} must be read from a mapping, not from {value!r:.200}"
+            )
         arguments = {name: item for name, item in value.items() if name != "type"}
         name = value.get("type")
         if not isinstance(name, str) or name not in members:

@@ -123,9 +123,9 @@ class RenyiFilter(IndividualFilter):
         before_the_norm = rate < 1 or self.personal_clipping is not None
         if before_the_norm and self.full_norm_steps(mechanism) == 0:
             raise ValueError(
-                f"target_epsilon={self.target_epsilon:g}: not one step of the full norm fits the "
-                f"budget at noise_multiplier={sigma:g} and probability={rate:g}, and every example "
-                "is charged it before its norm is known; raise the noise or the target"
+                f"target_epsilon={self.target_epsilon:g}: the budget does not cover one step of "
+                f"the full norm at noise_multiplier={sigma:g} and probability={rate:g}, which "
+                "every example is charged before its norm is known; raise the noise or the target"
             )
         order, grid = self.order_for(mechanism), NormGrid()
         return RenyiRecord(

@@ -149,15 +149,16 @@ class RenyiRecord(IndividualRecord):
         order, spent = state["spending"]["order"], state["spending"]["spent"]
         if order != self.order:
             raise ValueError(
-                f"the individual record is of Rényi order {order}, this run's is {self.order}: "
-                "order=None chose otherwise there (another version or machine); resume where the "
-                f"checkpoint was written. A new run with order={order} is the same everywhere"
+                f"the individual record has Rényi order {order}, but this run's is {self.order}: "
+                "order=None chose another one there (another version or machine). Resume where "
+                f"the checkpoint was written, or start a new run with order={order}, which is the "
+                "same everywhere"
             )
         # Another machine's logarithms may make another last digit of B.
         if not bool(((spent >= 0) & (spent <= self.budget * (1.0 + 1e-9))).all()):  # NaN fails both
             raise ValueError(
-                f"the individual record holds spendings outside the budget, 0 to {self.budget:g}: "
-                "the checkpoint was changed after it was written; go on from one that was not"
+                f"the individual record holds spending outside the budget, 0 to {self.budget:g}, "
+                "so the checkpoint was changed after it was written: resume from an unchanged one"
             )
 
     def _spending(self) -> dict[str, Any]:
