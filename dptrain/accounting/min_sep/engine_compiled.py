@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array
+
+if TYPE_CHECKING:
+    from dptrain.accounting.min_sep import engine_kernel as kernel
 
 LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48
 PAIR_ERROR = 2e-12  # Euclidean error of a pair of normals
@@ -126,8 +129,8 @@ def interval(law: MinSepLaw, sigma: float, copies: int = 1) -> int:
     return b * min(factors, 16) if factors >= 1 else 0
 
 
-def kernel_arguments(law: MinSepLaw, sigma: float, *, copies: int = 1) -> tuple[Any, ...]:
-    """Arguments of ``engine_kernel.log_ratios`` between what is held and the result."""
+def kernel_pair(law: MinSepLaw, sigma: float, *, copies: int = 1) -> kernel.Pair:
+    """What ``engine_kernel.log_ratios`` has to know of a law at σ, of ``copies`` that take part."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
     c, bands = law.coefficients, law.bands
@@ -137,11 +140,19 @@ def kernel_arguments(law: MinSepLaw, sigma: float, *, copies: int = 1) -> tuple[
     weights = math.log(law.probability) - scale**2 * (law.squared_norms / 2.0)
     if every > 0:
         weights = np.exp(weights - law.min_sep * log_gauge(law.probability))
-    limit = BREACH * math.sqrt(float(law.squared_norms[0]))
-    return (
-        law.steps, law.min_sep, law.probability, law.warm_start, padded, bands,
-        law.column_products, limit, scale, weights, every,
-    )  # fmt: skip
+    return kernel.Pair(
+        steps=law.steps,
+        min_sep=law.min_sep,
+        probability=float(law.probability),
+        warm=law.warm_start,
+        padded=padded,
+        bands=bands,
+        cross=law.column_products,
+        limit=BREACH * math.sqrt(float(law.squared_norms[0])),
+        scale=scale,
+        weights=weights,
+        every=every,
+    )
 
 
 def generators(rng: np.random.Generator, blocks: int, lanes: int) -> npt.NDArray[np.uint64]:
@@ -212,7 +223,7 @@ def losses_along(
     size, lanes = along.size, kernel.LANES
     blocks = -(-size // lanes)
     noise = generators(rng, blocks, lanes)[0]
-    arguments = kernel_arguments(law, sigma)
+    pair = kernel_pair(law, sigma)
     targets = np.zeros(blocks * lanes)
     targets[:size] = along
     held, found = held_rows(unit), np.empty(blocks * lanes)
@@ -221,7 +232,7 @@ def losses_along(
         place = slice(block * lanes, (block + 1) * lanes)
         spoiled = np.zeros(lanes, dtype=np.int64)
         kernel.log_ratios(
-            noise[block], times, none, spoiled, targets[place], held, *arguments, found[place]
+            noise[block], times, none, spoiled, targets[place], held, pair, found[place]
         )
     bound = rounding_bound(law, sigma, held=held_error(unit))
     return np.where(np.isnan(found), np.inf, bound - found)[:size]

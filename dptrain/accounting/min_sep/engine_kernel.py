@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
@@ -41,6 +42,32 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         return njit(**options)(function)
+
+
+class Pair(NamedTuple):
+    """What P and Q are at one σ, as the kernel reads it.
+
+    Attributes:
+        steps, min_sep, probability, warm: n, b, p and the start of the law.
+        padded: the coefficients between zeros, see ``_filter``; ``bands`` of them.
+        cross: [k, d] = Σ_{j<k} c_j c_{j+d}.
+        limit: a lane is spoiled where a row of C^T z exceeds it.
+        scale: 1/σ.
+        weights: of a participation at each step, shape (steps,); logarithms where ``every`` is 0.
+        every: rows between two renewals of the scale; 0: only the logarithmic recursion is safe.
+    """
+
+    steps: int
+    min_sep: int
+    probability: float
+    warm: bool
+    padded: npt.NDArray[np.float64]
+    bands: int
+    cross: npt.NDArray[np.float64]
+    limit: float
+    scale: float
+    weights: npt.NDArray[np.float64]
+    every: int
 
 
 @intrinsic
@@ -242,13 +269,8 @@ def _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, line
             out[i] -= math.log1p((min_sep - 1) * probability)
 
 
-# fmt: off
 @_compile
-def log_ratios(  # type: ignore[no-untyped-def]
-    noise_state, times, left, spoiled, along, held, steps, min_sep, probability, warm, padded,
-    bands, cross, limit, scale, weights, every, out,
-):
-    # fmt: on
+def log_ratios(noise_state, times, left, spoiled, along, held, pair, out):  # type: ignore[no-untyped-def]
     """Write log P/Q of drawn outputs, NaN where a lane is spoiled: shape (lanes,).
 
     Args:
@@ -260,14 +282,13 @@ def log_ratios(  # type: ignore[no-untyped-def]
         held: of each row the direction's unit vector, what a lane leans by and what is left of its
             spread, and in the last place the limit of a normal, see ``held_rows``; no columns where
             no direction is held.
-        padded: see ``_filter``. ``cross``: [k, d] = Σ_{j<k} c_j c_{j+d}.
-        limit: a lane is spoiled where a row of C^T z exceeds it.
-        scale: 1/σ. ``weights``: of a participation, shape (steps,), as a logarithm where ``every``,
-            the rows between two renewals of the scale, is 0: no linear recursion.
+        pair: see ``Pair``.
     """
+    steps, min_sep, probability, bands = pair.steps, pair.min_sep, pair.probability, pair.bands
+    scale, weights, every = pair.scale, pair.weights, pair.every
     rows = max(ROWS, -(-bands // TILE) * TILE)
     halo, size = (bands - 1) * LANES, rows * LANES
-    noise = np.zeros(size + (padded.size - TILE + 1) * LANES)
+    noise = np.zeros(size + (pair.padded.size - TILE + 1) * LANES)
     # Zeros, not np.empty: a first pass of the filter multiplies the old product by nought.
     product, signal = np.zeros(size), np.zeros(size)
     window, exponents = np.empty(min_sep * LANES), np.zeros(LANES, dtype=np.int64)
@@ -289,11 +310,11 @@ def log_ratios(  # type: ignore[no-untyped-def]
             unit, lean, spread = held[0, start + i], held[1, start + i], held[2, start + i]
             row = noise[i * LANES : (i + 1) * LANES]
             _hold(row, along, unit, lean, spread, held[0, steps], spoiled)
-        _filter(noise, padded, rows, product)
+        _filter(noise, pair.padded, rows, product)
         for i in range(first, rows):
-            _mark(product[i * LANES : (i + 1) * LANES], limit, spoiled)
+            _mark(product[i * LANES : (i + 1) * LANES], pair.limit, spoiled)
         if times.shape[0]:
-            _add_signal(start, rows, steps, bands, cross, times, left, signal)
+            _add_signal(start, rows, steps, bands, pair.cross, times, left, signal)
         for i in range(rows - 1, first - 1, -1):
             low, row = i * LANES, start + i
             place, place_after = row % min_sep * LANES, (row + 1) % min_sep * LANES
@@ -306,7 +327,7 @@ def log_ratios(  # type: ignore[no-untyped-def]
                     _rescale(window, min_sep, top, exponents)
             else:
                 _logarithmic(x, y, scale, weights[row], keep, after, current)
-    _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, linear, out)
+    _ratio(window, exponents, min_sep, probability, pair.warm, log_gauge, steps, linear, out)
     for i in range(LANES):
         if spoiled[i] != 0:
             out[i] = math.nan

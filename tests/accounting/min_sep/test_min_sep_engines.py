@@ -208,9 +208,9 @@ def test_words_at_the_ends_spoil_their_sample(word: int) -> None:
     state = states_that_give(first, source(4).integers(0, 1 << 64, LANES, dtype=np.uint64))
     law, out = make_law([1.0], 0.5, 3, 1), np.empty(LANES)
     times, counts = np.zeros((1, LANES), np.int32), np.zeros(LANES, np.int64)
-    arguments = engine_compiled.kernel_arguments(law, 1.0)
+    pair = engine_compiled.kernel_pair(law, 1.0)
     nothing = engine_compiled.NOTHING_HELD
-    kernel.log_ratios(state, times, counts, np.zeros(LANES, np.int64), *nothing, *arguments, out)
+    kernel.log_ratios(state, times, counts, np.zeros(LANES, np.int64), *nothing, pair, out)
     # One step: row 0 of a block of 16 is drawn first but for rows before it, which are not drawn.
     assert np.isfinite(np.delete(out, 5)).all()
     assert math.isnan(out[5])

@@ -230,7 +230,7 @@ class TiltedPatterns:
 
         blocks = -(-size // kernel.LANES)
         noise, events = compiled.generators(rng, blocks, kernel.LANES)
-        arguments = compiled.kernel_arguments(self.law, self.sigma, copies=self.order)
+        pair = compiled.kernel_pair(self.law, self.sigma, copies=self.order)
         first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
         found, weights = np.empty((2, blocks * kernel.LANES))
         nothing = compiled.NOTHING_HELD
@@ -239,9 +239,7 @@ class TiltedPatterns:
             times, counts = self._times(first[block], events[block])
             weights[place] = self._weights(first[block], times, counts)
             spoiled = np.zeros(kernel.LANES, dtype=np.int64)
-            kernel.log_ratios(
-                noise[block], times, counts, spoiled, *nothing, *arguments, found[place]
-            )
+            kernel.log_ratios(noise[block], times, counts, spoiled, *nothing, pair, found[place])
         return found[:size], weights[:size]
 
     @property
