@@ -422,7 +422,6 @@ _NAMES = {
     "allocation-pld": "allocation PLD",
     "balls-in-bins-renyi": "balls-in-bins Rényi",
     "conditional-composition": "conditional composition",
-    "random-allocation-renyi": "random allocation Rényi",
     "mmcc": "MMCC",
     "revealed-draws": "revealed draws",
     "min-sep-renyi": "b-min-sep Rényi",

@@ -109,7 +109,6 @@ register_when_asked(
     ("dptrain.accounting.balls_in_bins", "AllocationPLD"),
     ("dptrain.accounting.balls_in_bins", "BallsInBinsRenyi"),
     ("dptrain.accounting.balls_in_bins", "ConditionalComposition"),
-    ("dptrain.accounting.balls_in_bins", "RandomAllocationRenyi"),
     ("dptrain.accounting.mmcc", "MMCC"),
     ("dptrain.accounting.users", "UserPoissonPLD"),
     ("dptrain.accounting.users", "RevealedDraws"),

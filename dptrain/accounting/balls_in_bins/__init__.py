@@ -9,7 +9,6 @@ from dptrain.accounting.balls_in_bins.conditional_composition import (
 from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
 from dptrain.accounting.balls_in_bins.one_pick import AllocationCurve, AllocationPLD, picks_refusal
 from dptrain.accounting.balls_in_bins.posterior_hazards import Step, hazard_log_odds, steps
-from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
 from dptrain.accounting.balls_in_bins.subset_means import UNIT, log_subset_means, rounding
 
@@ -22,7 +21,6 @@ __all__ = [
     "BallsInBinsLosses",
     "BallsInBinsRenyi",
     "ConditionalComposition",
-    "RandomAllocationRenyi",
     "Step",
     "bin_means",
     "compose_steps",

@@ -12,8 +12,6 @@ from dptrain.accounting.renyi.bins import DIAGONAL_ORDERS
 from dptrain.accounting.renyi.chords import log_delta_from_renyi
 from dptrain.core import Array
 
-GAUSSIAN_OR_DIVERGENCES = "the least of a Gaussian loss and Rényi divergences"
-
 # Above c/σ = 10 the grids below are too coarse to be of use.
 _LARGEST_RATIO = 10.0
 _CUT = 12.0
@@ -90,15 +88,14 @@ def add_orders(bins: int, ratio: float, largest: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class AddDivergences:
-    """Add-direction divergences of E independent copies of one pick out of t, at open σ.
+    """Add-direction divergences of one pick out of t, at open σ.
 
-    Divergences of the E ``epochs`` add; t is ``bins``. ``norm`` is the largest shift c of a
-    coordinate. A smaller one of some coordinates is a post-processing: added noise.
+    t is ``bins``, and ``norm`` is the largest shift c of a coordinate. A smaller one of some
+    coordinates is a post-processing: added noise.
     """
 
     bins: int
     norm: float
-    epochs: int
     _orders: dict[float, Array] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -107,8 +104,7 @@ class AddDivergences:
         if sigma not in self._orders:
             while len(self._orders) >= 12:
                 del self._orders[next(iter(self._orders))]
-            single = add_orders(self.bins, self.norm / sigma, DIAGONAL_ORDERS[0])
-            self._orders[sigma] = self.epochs * single
+            self._orders[sigma] = add_orders(self.bins, self.norm / sigma, DIAGONAL_ORDERS[0])
         return self._orders[sigma]
 
     def log_delta(self, sigma: float, epsilon: Array) -> Array:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import ndtr
@@ -299,7 +298,10 @@ def _equal(ratio: float, count: int, ladder: _Ladder) -> LogMean:
     return law(count, 0)
 
 
-def mean_of_lognormals(groups: Sequence[tuple[float, int]], *, like: int | None = None) -> LogMean:
+@functools.lru_cache(maxsize=8)
+def mean_of_lognormals(
+    groups: tuple[tuple[float, int], ...], *, like: int | None = None
+) -> LogMean:
     """The law of (1/t) Σ_i e^{r_i Z_i - r_i²/2} with t = Σ counts, spread onto a grid.
 
     Args:
@@ -314,7 +316,7 @@ def mean_of_lognormals(groups: Sequence[tuple[float, int]], *, like: int | None 
         all(ratio <= LARGEST_RATIO for ratio, _ in groups),
         "a ratio lies beyond the largest that the law covers",
     )
-    groups = [(max(ratio, SMALLEST_RATIO), count) for ratio, count in groups]
+    groups = tuple((max(ratio, SMALLEST_RATIO), count) for ratio, count in groups)
     total = sum(count for _, count in groups)
     ratio = math.sqrt(sum(count * ratio**2 for ratio, count in groups) / total)
     ladder = _Ladder(ratio, like or total)

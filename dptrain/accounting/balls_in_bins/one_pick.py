@@ -39,9 +39,6 @@ class AllocationCurve(Curve):
     """
 
     blocks: tuple[tuple[Groups, int], ...]
-    _laws: dict[float, list[LogMean]] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def covers(self, sigma: float) -> bool:
         """True if the noise is enough for doubles to hold the law of the loss."""
@@ -49,17 +46,13 @@ class AllocationCurve(Curve):
 
     def laws(self, sigma: float) -> list[LogMean]:
         """The law of dP/dQ under Q for every pair, on one grid."""
-        if sigma not in self._laws:
-            while len(self._laws) >= 4:
-                del self._laws[next(iter(self._laws))]
-            largest = max(sum(count for _, count in groups) for groups, _ in self.blocks)
-            found = [
-                mean_of_lognormals([(norm / sigma, count) for norm, count in groups], like=largest)
-                for groups, _ in self.blocks
-            ]
-            finest = min(law.spacing for law in found)
-            self._laws[sigma] = [law.refined(round(law.spacing / finest)) for law in found]
-        return self._laws[sigma]
+        largest = max(sum(count for _, count in groups) for groups, _ in self.blocks)
+        found = [
+            mean_of_lognormals(tuple((norm / sigma, count) for norm, count in groups), like=largest)
+            for groups, _ in self.blocks
+        ]
+        finest = min(law.spacing for law in found)
+        return [law.refined(round(law.spacing / finest)) for law in found]
 
     @property
     def copies(self) -> int:
@@ -153,6 +146,7 @@ class AllocationPLD(DeterministicAccountant):
 
     name = "allocation-pld"
     display = "allocation PLD"
+    formerly = ("random-allocation-renyi",)
     kind = Kind.EXACT
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -184,8 +178,10 @@ class AllocationPLD(DeterministicAccountant):
         return Kind.EXACT if exact else Kind.UPPER_BOUND
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """A second per grid of a thousand steps."""
-        return Cost.SECONDS
+        """A second for each law at a σ; the next number of its copies takes a twentieth of it."""
+        scheme = mechanism.scheme
+        single = isinstance(scheme, RandomAllocation) and scheme.participations == 1
+        return Cost.INSTANT if single else Cost.SECONDS
 
     def curve(self, mechanism: MatrixMechanism) -> AllocationCurve:
         """The curve of the norms of the m_i, equal to 1e-9 ones taken as the larger."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dptrain.accounting.balls_in_bins.add_direction import GAUSSIAN_OR_DIVERGENCES, AddDivergences
+from dptrain.accounting.balls_in_bins.add_direction import AddDivergences
 from dptrain.accounting.base.accountant import Cost, truncation_refusal
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.losses import gaussian
@@ -49,7 +49,7 @@ class BallsInBinsCurve(RenyiCurve):
         self._norms, self._counts = np.unique(np.sqrt(np.diag(gram)), return_counts=True)
         self._bandwidth = cyclic_bandwidth(gram)
         self._orders: dict[tuple[float, int, bool], RenyiOrders] = {}
-        self._add = AddDivergences(gram.shape[0], self.sensitivity, 1)
+        self._add = AddDivergences(gram.shape[0], self.sensitivity)
 
     def _computed(self, sigma: float, effort: int, *, narrower: bool = False) -> RenyiOrders:
         key = (sigma, effort, narrower)
@@ -82,7 +82,8 @@ class BallsInBinsCurve(RenyiCurve):
     @property
     def add_bound(self) -> str:
         """The bounds that hold, in words: both where both do."""
-        return GAUSSIAN_OR_DIVERGENCES if self._bandwidth == 1 else super().add_bound
+        both = "the least of a Gaussian loss and Rényi divergences"
+        return both if self._bandwidth == 1 else super().add_bound
 
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
         """The function of the same name at this Gram matrix, or divergences."""

@@ -9,6 +9,7 @@ import pytest
 
 from dptrain.accounting.renyi.chords import epsilon_from_renyi, log_delta_from_renyi
 from dptrain.accounting.renyi.conversion import conversion_term
+from dptrain.accounting.renyi.curve import log_delta_gaussian_loss
 
 
 def log_moments(alpha, p, q):
@@ -55,3 +56,13 @@ def test_nothing_is_known_without_orders() -> None:
     nothing = np.full(3, np.inf)
     assert epsilon_from_renyi(nothing, 1e-5)[0] == math.inf
     assert log_delta_from_renyi(nothing, 1.0)[0] == 0.0
+
+
+def test_gaussian_loss_proves_more_than_its_divergence():
+    """Converting a divergence that is linear in the order proves no more than the loss itself."""
+    bins, epochs, sigma, delta = 50, 4, 1.2, 1e-6
+    alpha = np.arange(2.0, 600.0)
+    divergence = epochs * (1 / (2 * sigma**2) + (alpha - 1) / (2 * bins * sigma**2))
+    converted, _ = epsilon_from_renyi(np.concatenate(([np.inf, np.inf], divergence)), delta)
+    nu, xi = epochs / (2 * sigma**2), math.sqrt(epochs / bins) / sigma
+    assert log_delta_gaussian_loss(nu, xi, np.array([converted]))[0] < math.log(delta)
