@@ -169,7 +169,7 @@ def test_options_that_are_no_fields_are_refused():
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(ValueError, match=r"that of dptrain\..*UnsampledGaussian"):
+    with pytest.raises(ValueError, match=r"already used by dptrain\..*UnsampledGaussian"):
         register_accountant(elsewhere("first", name="gaussian"))
     register_accountant(elsewhere("first", name="mine"))
     register_accountant(elsewhere("first", name="mine", sensitivity=3.0))  # a cell, run again
@@ -246,5 +246,5 @@ def test_a_name_of_an_earlier_version_finds_what_proves_it_now_and_stays_taken()
     class Taking(Generous):
         name = "cyclic-poisson-pld"
 
-    with pytest.raises(ValueError, match=r"is that of .*PoissonPLD; choose another"):
+    with pytest.raises(ValueError, match=r"is already used by .*PoissonPLD; choose another"):
         register_accountant(Taking())
