@@ -165,7 +165,10 @@ class UserMinSepImportance(SimulatedAccountant):
                     "participations show arbitrarily far otherwise"
                 )
             if not scheme.graph.attached:
-                return "it counts neighbors in the edges of the graph, which are not loaded; attach() them"
+                return (
+                    "it counts neighbors in the edges of the graph, which are not loaded; "
+                    "attach() them"
+                )
         if strategy.bands > scheme.min_sep:
             return (
                 f"it needs bands <= min_sep, but the strategy has bands={strategy.bands} and the "
