@@ -129,7 +129,7 @@ def interval(law: MinSepLaw, sigma: float, copies: int = 1) -> int:
     return b * min(factors, 16) if factors >= 1 else 0
 
 
-def kernel_pair(law: MinSepLaw, sigma: float, *, copies: int = 1) -> kernel.Pair:
+def kernel_pair(law: MinSepLaw, sigma: float, *, copies: int = 1) -> kernel.KernelPair:
     """What ``engine_kernel.log_ratios`` has to know of a law at σ, of ``copies`` that take part."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
@@ -140,7 +140,7 @@ def kernel_pair(law: MinSepLaw, sigma: float, *, copies: int = 1) -> kernel.Pair
     weights = math.log(law.probability) - scale**2 * (law.squared_norms / 2.0)
     if every > 0:
         weights = np.exp(weights - law.min_sep * log_gauge(law.probability))
-    return kernel.Pair(
+    return kernel.KernelPair(
         steps=law.steps,
         min_sep=law.min_sep,
         probability=float(law.probability),

@@ -44,7 +44,7 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
         return njit(**options)(function)
 
 
-class Pair(NamedTuple):
+class KernelPair(NamedTuple):
     """What P and Q are at one σ, as the kernel reads it.
 
     Attributes:
@@ -282,7 +282,7 @@ def log_ratios(noise_state, times, left, spoiled, along, held, pair, out):  # ty
         held: of each row the direction's unit vector, what a lane leans by and what is left of its
             spread, and in the last place the limit of a normal, see ``held_rows``; no columns where
             no direction is held.
-        pair: see ``Pair``.
+        pair: see ``KernelPair``.
     """
     steps, min_sep, probability, bands = pair.steps, pair.min_sep, pair.probability, pair.bands
     scale, weights, every = pair.scale, pair.weights, pair.every
