@@ -14,11 +14,11 @@ SECONDS=0
 
 QUICK=(
     tests/test_architecture.py tests/test_losses.py tests/test_mechanism.py
-    tests/core tests/sampling/schemes tests/noise
+    tests/core tests/sampling/test_scheme.py tests/sampling/schemes tests/noise
     tests/strategies/toeplitz/test_band_mf.py tests/strategies/test_strategy_contract.py
     tests/accounting/losses tests/accounting/renyi tests/accounting/test_dispatch.py
-    tests/clipping/test_clipping.py tests/clipping/test_styles.py
-    tests/engine/test_arguments.py tests/engine/test_noise_added.py tests/engine/test_resume.py
+    tests/clipping/test_clipping.py tests/clipping/base/test_styles.py
+    tests/engine/test_arguments.py tests/engine/test_optimizer_noise_added.py tests/engine/test_private_training_resume.py
 )
 
 "$PYTHON" -m ruff check .

@@ -101,6 +101,19 @@ def test_a_room_has_at_most_twenty_modules(package: str) -> None:
     assert len(modules) <= MOST_MODULES
 
 
+def test_tests_bear_the_name_of_a_module_or_of_its_room() -> None:
+    """``test_<module>.py`` or ``test_<module>_<aspect>.py``, in the folder that mirrors its own."""
+    strange = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder = ROOT / "dptrain" / path.parent.relative_to(ROOT / "tests")
+        room = folder.relative_to(ROOT / "dptrain").parts[:1]
+        if room and (ROOT / "dptrain" / room[0]).is_dir():
+            names = [folder.name, *(module.stem.lstrip("_") for module in folder.glob("*.py"))]
+            if not any(f"{path.stem}_".startswith(f"test_{name}_") for name in names):
+                strange.append(str(path.relative_to(ROOT)))
+    assert strange == []
+
+
 def test_no_class_name_stands_for_two_things() -> None:
     places = collections.defaultdict(set)
     for name, path in MODULES.items():

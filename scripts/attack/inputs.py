@@ -1,6 +1,6 @@
 """Bad arguments and bad files: each is refused in words of ours, or means what it says.
 
-Arguments are those of ``tests/arguments``, with values put together at random. Files are damaged
+Arguments are those of ``tests/core``, with values put together at random. Files are damaged
 by flipped bits, cut off, or edited as JSON and written anew, with a fresh digest where there is
 one: reading one ends in a ValueError, or in a value that is whole.
 """
@@ -27,7 +27,7 @@ from dptrain.core import Guarantee
 from dptrain.engine import StepLedger
 from recipes.runfolder import CHECKPOINT, load_checkpoint
 from scripts.attack.harness import Finding, Part
-from tests.core.arguments.test_bad_arguments import MECHANISM, cases, make_private
+from tests.core.test_checks_bad_arguments import MECHANISM, cases, make_private
 from tests.recipes.test_resume import _same
 
 _LONGEST = 20.0  # seconds until a refusal

@@ -11,14 +11,14 @@ from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.poisson import PoissonPLD
-from tests.accounting.min_sep.test_min_sep_engines import LAWS, source, tensor_normals
-from tests.accounting.min_sep.test_tilted_device import (
+from tests.accounting.min_sep.moments.test_tilted import AS_MIN_SEP, KNOWN
+from tests.accounting.min_sep.test_engine_compiled_replayed import LAWS, source, tensor_normals
+from tests.accounting.min_sep.test_engine_torch_tilted import (
     check_held_losses,
     check_losses_of_given_copies,
     check_mean,
     needs_numba,
 )
-from tests.accounting.min_sep.test_tilted_draws import AS_MIN_SEP, KNOWN
 from tests.cuda.devices import needs_gpu
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from dptrain.accounting.min_sep import engine_torch
 from dptrain.testing import check_layer_rule, check_norms_of_releases
-from tests.accounting.min_sep.test_min_sep_engines import LAWS, source
-from tests.accounting.min_sep.test_tilted_device import events, some_copies
-from tests.clipping.bookkeeping.test_norms_of_releases import CASES
+from tests.accounting.min_sep.test_engine_compiled_replayed import LAWS, source
+from tests.accounting.min_sep.test_engine_torch_tilted import events, some_copies
+from tests.clipping.bookkeeping.rules.test_rules_norms_of_releases import CASES
 from tests.cuda.imagined import PLACE, Elsewhere, Imagined, moved, on_the_imagined_device
 from tests.cuda.test_rules import ROWS_FIRST
 

@@ -13,8 +13,8 @@ from dptrain.testing import NoiseStreamContract
 from tests.cuda.devices import needs_gpu
 from tests.noise.streams import (
     test_blt_noise,
-    test_noise_contract,
-    test_noise_families,
+    test_convolution,
+    test_ring_buffer,
     test_tree_noise,
 )
 
@@ -131,7 +131,7 @@ class _Both(NoiseStreamContract):
 # The classes of the CPU, with their strategies, laws and refusals, on another device.
 STREAMS = {
     name: type(name, (kind,), {"device": "cuda:0"})
-    for module in (test_blt_noise, test_noise_contract, test_noise_families, test_tree_noise)
+    for module in (test_blt_noise, test_ring_buffer, test_convolution, test_tree_noise)
     for name, kind in vars(module).items()
     if name.startswith("Test") and issubclass(kind, NoiseStreamContract)
 } | {"TestBothDevices": type("TestBothDevices", (_Both,), {"device": "cuda:0"})}

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dptrain.testing import check_layer_rule, check_norms_of_releases
-from tests.clipping.bookkeeping.test_norms_of_releases import CASES
-from tests.clipping.test_released_norms import LAYERS
+from tests.clipping.bookkeeping.rules.test_rules_norms_of_releases import CASES
+from tests.clipping.test_clipping_released_norms import LAYERS
 from tests.cuda.runs import clipped, loop, module_on, started
 
 UNIT = 2.0**-24

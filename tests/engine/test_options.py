@@ -30,7 +30,7 @@ from dptrain import (
 from dptrain.engine.options import MAY_DIFFER, MOVED, NOT_OF_THE_ENGINE
 from dptrain.individual import GDPFilter
 from dptrain.losses import TokenCrossEntropy
-from tests.engine.test_resume import through_disk
+from tests.engine.test_private_training_resume import through_disk
 from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
 
 GROUPS = {"gradients": Gradients, "noise": NoiseOptions, "loading": Loading}

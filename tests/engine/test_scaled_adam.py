@@ -12,7 +12,7 @@ from dptrain import BandMF, Gradients, MinSep
 from dptrain.core.randomness import split_seed
 from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.noise import noise_stream
-from tests.engine.test_resume import through_disk
+from tests.engine.test_private_training_resume import through_disk
 from tests.helpers.engine import everything_every_step, flat, wire
 
 WITH_GRADIENTS = ["bookkeeping", "hooks", "functorch"]

@@ -14,7 +14,7 @@ from tests.helpers.architectures import Architecture
 from tests.helpers.clipping_oracle import reduced
 from tests.helpers.engine import wire
 
-# What a mode refuses; tests/engine/test_older_modes.py holds that it does.
+# What a mode refuses; tests/clipping/opacus/test_layers_refused.py holds that it does.
 UNKNOWN = {
     "hooks": frozenset(
         {

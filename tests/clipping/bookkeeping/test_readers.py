@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.clipping.bookkeeping.test_followed_layers import DTYPES
+from tests.clipping.bookkeeping.operations.test_followed import DTYPES
 from tests.helpers.architectures_runs import backward, one_batch
 from tests.helpers.one_layer import WIDTH, architecture, check, one
 

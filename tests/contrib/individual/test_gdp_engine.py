@@ -10,7 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.individual import GDPFilter
-from tests.clipping.test_views import consecutive, one_by_one, viewed
+from tests.clipping.base.test_row_groups_views import consecutive, one_by_one, viewed
 from tests.helpers.engine import everything_every_step, make, small_net, train
 from tests.helpers.individual_runs import (
     BOUND,

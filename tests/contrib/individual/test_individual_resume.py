@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain.engine.sealed import seal
 from dptrain.individual import GDPFilter, GDPOdometer, OdometerRecord
-from tests.engine.test_resume import through_disk
+from tests.engine.test_private_training_resume import through_disk
 from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
 
 SIZE, STEPS = 14, 10

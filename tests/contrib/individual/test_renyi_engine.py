@@ -8,7 +8,7 @@ from dptrain import MatrixMechanism, Poisson
 from dptrain.accounting.renyi.sampled_step import step_divergence
 from dptrain.individual import RenyiFilter
 from dptrain.strategies import Identity
-from tests.engine.test_resume import through_disk
+from tests.engine.test_private_training_resume import through_disk
 from tests.helpers.engine import MODES, flat, images, make, small_net, train
 from tests.helpers.individual_runs import as_they_are, gradients, precise, run, watch
 
