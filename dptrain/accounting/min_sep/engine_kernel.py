@@ -45,7 +45,10 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KernelPair(NamedTuple):
-    """What P and Q are at one σ, as the kernel reads it.
+    """The pair P, Q at one σ, as the kernel reads it.
+
+    numba's files of compiled code hold the name of this class. If it is renamed or moved, the next
+    version cannot read the files that an earlier one left, and fails.
 
     Attributes:
         steps, min_sep, probability, warm: n, b, p and the start of the law.
