@@ -43,7 +43,7 @@ SHARE = (
     "ledger_run",
     "share",
 )
-"""What the share of a rank has; that of rank 0 has all the rest of the state as well."""
+"""Parts of the share of a rank; that of rank 0 has all the rest of the state as well."""
 
 
 def shares_of(state: object) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 
 MARK = "not for release"
-"""What is said with everything that was computed from raw training examples."""
+"""The notice on everything that was computed from raw training examples."""
 
 WARNING = (
     "NOT FOR RELEASE: private data. The numbers below were computed from the raw training "

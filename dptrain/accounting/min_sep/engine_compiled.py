@@ -130,7 +130,7 @@ def interval(law: MinSepLaw, sigma: float, copies: int = 1) -> int:
 
 
 def kernel_pair(law: MinSepLaw, sigma: float, *, copies: int = 1) -> kernel.KernelPair:
-    """What ``engine_kernel.log_ratios`` has to know of a law at σ, of ``copies`` that take part."""
+    """The law at σ as ``engine_kernel.log_ratios`` reads it, for ``copies`` that take part."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
     c, bands = law.coefficients, law.bands

@@ -1,4 +1,4 @@
-"""What layers hand to Opacus's rules, and when, where the rules alone would be wrong."""
+"""The layers that Opacus's rules alone would treat wrongly, and the inputs that these get."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.graph_edges import any_in_row, gather
 
 Exclusion = Literal["sampling", "participation"]
-"""What bars an example's neighbors: that it was sampled, or that it took part."""
+"""The event that bars an example's neighbors: that it was sampled, or that it took part."""
 
 EXCLUSIONS: tuple[Exclusion, ...] = ("sampling", "participation")
 
