@@ -164,11 +164,11 @@ def test_an_accountant_that_never_heard_of_truncation_refuses_it() -> None:
     assert Careless().refusal(asked) is None
     for member in (Careless(), BestOf.of([Careless()])):
         assert "max_batch_size=7" in str(member.obstacle(asked))
-        with pytest.raises(ValueError, match="max_batch_size=7 cuts batches"):
+        with pytest.raises(ValueError, match="max_batch_size=7 truncates batches"):
             member.guarantee(asked, delta=1e-3)
-        with pytest.raises(ValueError, match="max_batch_size=7 cuts batches"):
+        with pytest.raises(ValueError, match="max_batch_size=7 truncates batches"):
             member.calibrate(asked, epsilon=1.0, delta=1e-3)
-        with pytest.raises(ValueError, match="max_batch_size=7 cuts batches"):
+        with pytest.raises(ValueError, match="max_batch_size=7 truncates batches"):
             member.profile(asked, [0.0, 1.0])
 
 

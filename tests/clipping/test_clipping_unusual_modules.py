@@ -222,7 +222,7 @@ def test_where_opacus_loses_an_input_it_is_refused_and_sums_follow_the_norms(mod
 def test_bookkeeping_refuses_what_it_cannot_train_by_name():
     """Before anything is wired."""
     model = nn.Sequential(DPLSTM(4, 4))
-    with pytest.raises(ValueError, match=r"layer '0'.* has no rule; use torch\.nn\.LSTM"):
+    with pytest.raises(ValueError, match=r"layer '0'.* has no rule: use torch\.nn\.LSTM"):
         make(model, images(), "bookkeeping", scheme=everything_every_step(24, 1))
     assert all("forward" not in vars(m) for m in model.modules())
 

@@ -96,7 +96,7 @@ def test_refuses_what_is_no_strategy():
         ({"epochs": 25}, "at most 24"),
         ({"epochs": 2, "min_sep": 3}, "give epochs, or the other two"),
         ({"max_participations": 2}, "without min_sep"),
-        ({"max_participations": 5, "min_sep": 6}, "at most 4 do"),
+        ({"max_participations": 5, "min_sep": 6}, "use at most 4"),
         ({"parameters": 0}, "parameters=0"),
         ({"bands": (0,)}, "bands=0"),
         ({"bands": (25,)}, "bands=25 exceeds"),

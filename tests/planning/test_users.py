@@ -224,7 +224,7 @@ def test_normalized_columns_and_cycles_in_between_are_tried(plan):
         (["--dataset-size", "900"], "exactly one"),
         (["--bounds", "0"], "bounds"),
         (["--certify"], "--certify"),
-        (["--batch-size", "20.5"], "whole number"),
+        (["--batch-size", "20.5"], "must be an integer"),
         (["--epochs", "3"], "exactly one"),
     ],
 )

@@ -30,9 +30,9 @@ def available() -> bool:
 
 
 def check_available() -> None:
-    """Raise ``ValueError`` where samples are to be drawn and numba is missing."""
+    """Raise ``ModuleNotFoundError`` where terms are to be made and numba is missing."""
     if not available():
-        raise ValueError(
+        raise ModuleNotFoundError(
             "samples of b-min-sep sampling are drawn by compiled code, and numba is not installed: "
             "install dptrain[fast], or use accountant='min-sep-renyi', which draws none"
         )

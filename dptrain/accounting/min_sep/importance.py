@@ -35,8 +35,9 @@ class MinSepImportance(SimulatedAccountant):
         max_samples: samples a direction at most; above 10^8 only where batches are often cut.
         engine: ``"auto"`` (compiled code) or ``"cuda"``: noise and losses on a GPU by torch, after
             participations that compiled code draws. It is part of the certificate, as one seed
-            means other draws in another engine. Drawing raises ``ValueError`` without numba, of the
-            extra ``fast``, or without the GPU; reading a certificate does not. The other options
+            means other draws in another engine. Samples without numba, of the extra
+            ``fast``, are a ``ModuleNotFoundError``, as is reading their certificate; without the
+            GPU drawing is a ``ValueError``, and reading is not. The other options
             are those of ``SimulatedAccountant``.
     """
 

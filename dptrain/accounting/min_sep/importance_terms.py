@@ -66,6 +66,9 @@ class TiltedMinSep:
         *,
         device: str = "cuda",
     ) -> None:
+        # Not only to draw: which orders are affordable, and so the ceilings of the terms that a
+        # certificate is checked against, depends on it.
+        compiled.check_available()
         self._curve, self._law, self._sigma = curve, curve.law, sigma
         # Of A, and of the probabilities drawn with: some 1e-14 a step.
         self._pad = 2 * max(_ROUNDING, 3e-14 * self._law.steps)
@@ -131,7 +134,6 @@ class TiltedMinSep:
         return (best, least) if least <= 0.0 else (1, 0.0)
 
     def _patterns_of(self, order: int) -> TiltedPatterns:
-        compiled.check_available()
         if order not in self._patterns:
             if self._settles(order):
                 known = self._settled.get(order)
@@ -190,7 +192,6 @@ class TiltedMinSep:
 
         def losses(unit: Array, rng: np.random.Generator, along: Array) -> Array:
             if self._device is None:
-                compiled.check_available()
                 return compiled.losses_along(law, sigma, unit, rng, along)
             return on_device.losses_along(law, sigma, unit, rng, along, device=self._device)
 

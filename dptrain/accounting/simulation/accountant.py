@@ -234,7 +234,8 @@ class SimulatedAccountant(Accountant):
         claim = self._claim(asked.law, request["epsilon"], request["delta"], attempts)
         problems: list[certificate_cache.Problem] = [claim.problem]
         if self.recheck:
-            problems.append(claim.redrawn(self._draws))
+            alone = dataclasses.replace(self, together=ALONE)  # the other processes only wait
+            problems.append(claim.redrawn(alone._draws))
         path = certificate_cache.path_of(directory, claim.request)
         return certificate_cache.read_certificate(path, *problems)
 

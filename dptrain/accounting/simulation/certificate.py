@@ -176,13 +176,14 @@ class Claim:
     def redrawn(
         self, draws: Callable[[int], SharedDraws]
     ) -> Callable[[dict[str, Any]], str | None]:
-        """A check for what the seed does not give again, at the cost of the first time."""
+        """A check for what the seed does not give again, grid included, at its first cost."""
 
         def problem(certificate: dict[str, Any]) -> str | None:
             rows, terms_at = certificate["grid"], self.terms_at(certificate["ceiling"])
-            points = [row["point"] for row in rows]
+            if not rows:  # no sample shows anything
+                return None
             rule = self.rule._replace(most=certificate["most"])
-            again = verify_points(points, terms_at, rule, draws(int(certificate["seed"])), VERIFY)
+            again = verified_rows(terms_at, rule, draws(int(certificate["seed"])), VERIFY)
             return differing_verdict(rows, again, "point")
 
         return problem

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.core import digest
+from dptrain.core import checks, digest
 
 
 def path_of(directory: Path, request: dict[str, Any]) -> Path:
@@ -24,23 +24,27 @@ def path_of(directory: Path, request: dict[str, Any]) -> Path:
 
 
 def attempts_of(request: dict[str, Any]) -> int:
-    """Number of certificates for one purpose that a request counts; each may be wrong."""
-    return int(request.get("attempts", 1))
+    """Number of certificates for one purpose that a request counts; each may be wrong.
+
+    Raises:
+        TypeError: if it is no integer.
+        ValueError: if it is below 1.
+    """
+    return checks.integer("attempts", request.get("attempts", 1))
 
 
 def attempts_stored(directory: Path, request: dict[str, Any]) -> int | None:
     """The attempts that a stored certificate counts which answers a request; ``None`` if none does.
 
     They may be more, as of a plan that compared several certificates: its δ includes the chance
-    that any of them is wrong.
+    that any of them is wrong. Of several such certificates it is the one with the fewest.
     """
     own = attempts_of(request)
     if path_of(directory, request).exists():
         return own
-    for found in _requests(directory):
-        if attempts_of(found) > own and {**found, "attempts": own} == {**request, "attempts": own}:
-            return attempts_of(found)
-    return None
+    asked = {**request, "attempts": own}
+    same = (found for found in _requests(directory) if {**found, "attempts": own} == asked)
+    return min((k for found in same if (k := attempts_of(found)) > own), default=None)
 
 
 def _requests(directory: Path) -> Iterator[dict[str, Any]]:
@@ -117,7 +121,10 @@ def held(path: Path, *, progress: bool) -> Iterator[None]:
                     "make two attempts; name a folder on another file system"
                 ) from error
             if _is_at(path, os.fstat(file.fileno())):  # not deleted by whoever held it before
-                yield
+                try:
+                    yield
+                finally:  # closing the file leaves it locked by a process that was forked meanwhile
+                    fcntl.flock(file, fcntl.LOCK_UN)
                 return
 
 

@@ -105,8 +105,9 @@ class Kept:
         asked = json.loads(json.dumps(first))
         if values[0].get("rule") != asked["rule"]:
             raise ValueError(
-                f"{self.path}: it was begun with another max_samples, ample or number of attempts; "
-                "continue with those of the first call, or delete it to begin another attempt"
+                f"{self.path}: it was started with another max_samples, ample or number of "
+                "attempts; continue with those of the first call, or delete it to begin another "
+                "attempt"
             )
         if values[0] != asked:
             raise ValueError(

@@ -158,9 +158,9 @@ def probability_for_batch_size(
         last, largest = curve.largest()
         if size > largest:
             raise ValueError(
-                f"{_OWNER}: batch_size={size:.10g} is not reachable at any probability, since "
-                f"every sampled example excludes all that share a user with it: with min_sep={b} "
-                f"the largest possible batch size is {_rounded_down(largest)} (at p = {last:.3g}); "
+                f"{_OWNER}: batch_size={size:.10g} is not reachable at any probability: with "
+                f"min_sep={b} the largest possible batch size is {_rounded_down(largest)} (at p = "
+                f"{last:.3g}), as a sampled example excludes all that share a user with it; "
                 f"{_REMEDY}"
             )
         if method == "exact":

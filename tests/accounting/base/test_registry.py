@@ -174,7 +174,7 @@ def test_a_name_is_given_once():
     register_accountant(elsewhere("first", name="mine"))
     register_accountant(elsewhere("first", name="mine", sensitivity=3.0))  # a cell, run again
     assert accountant_named("mine").sensitivity == 3.0
-    with pytest.raises(ValueError, match=r"that of first\."):
+    with pytest.raises(ValueError, match=r"used by first\."):
         register_accountant(elsewhere("second", name="mine"))
 
 

@@ -84,7 +84,7 @@ def test_refuses_bad_input():
         HeterogeneousComposition([(a, 1), (b, 1)])
     with pytest.raises(ValueError, match="count"):
         HeterogeneousComposition([(a, 0)])
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="at least one loss"):
         HeterogeneousComposition([])
 
 

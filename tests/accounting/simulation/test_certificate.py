@@ -257,7 +257,7 @@ def test_names_of_accountants_without_weights_find_who_answers_now() -> None:
     """What they stated is refused by its certificate."""
     for gone, now in (
         ("min-sep-monte-carlo", "min-sep-importance"),
-        ("truncated-min-sep-monte-carlo", "truncated-min-sep-importance"),
+        ("truncated-min-sep-monte-carlo", "min-sep-importance"),
         ("balls-in-bins-monte-carlo", "balls-in-bins-importance"),
         ("allocation-monte-carlo", "allocation-importance"),
         ("user-min-sep-monte-carlo", "user-min-sep-importance"),

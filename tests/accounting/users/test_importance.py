@@ -282,7 +282,7 @@ def test_samples_answer_where_draws_stay_hidden_and_time_is_short(
     assert answers(of(circle(400), min_sep=1)) != "user-min-sep-importance"
     # A minute is enough for a few million samples of forty steps, were they too few.
     monkeypatch.setattr("dptrain.accounting.users.importance._FEWEST", 10**9)
-    assert "too long" in (UserMinSepImportance().reserved(of(circle(400))) or "")
+    assert "too slow" in (UserMinSepImportance().reserved(of(circle(400))) or "")
 
 
 def law_of_graph(subject: MatrixMechanism) -> UserLaw:

@@ -58,8 +58,12 @@ def test_groups_that_do_not_divide_the_parameters_are_refused(groups, message):
         (lambda: PerGroup({"all": "*"}), TypeError, r"groups\['all'\]"),
         (lambda: PerGroup({"all": ()}), ValueError, r"groups\['all'\]=\(\)"),
         (lambda: PerGroup({"all": ("",)}), ValueError, r"groups\['all'\]"),
-        (lambda: PerGroup(SPLIT, {"head": 1.0}), ValueError, "one for each"),
-        (lambda: PerGroup(SPLIT, {"head": 1, "body": 1, "x": 1}), ValueError, "one for each"),
+        (lambda: PerGroup(SPLIT, {"head": 1.0}), ValueError, "one number for each"),
+        (
+            lambda: PerGroup(SPLIT, {"head": 1, "body": 1, "x": 1}),
+            ValueError,
+            "one number for each",
+        ),
         (lambda: PerGroup(SPLIT, {"head": 1.0, "body": 0.0}), ValueError, r"shares\['body'\]"),
         (
             lambda: PerGroup(SPLIT, {"head": 1.0, "body": math.nan}),

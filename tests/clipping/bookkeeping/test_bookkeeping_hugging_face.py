@@ -215,6 +215,6 @@ def test_recurrent_layers(kind):
 @pytest.mark.parametrize("mode", ["bookkeeping", None])
 def test_opacus_recurrent_layers_are_refused_by_name(mode):
     ids, _, y = texts()
-    says = r"layer 'rnn': DPLSTM has no rule; use torch\.nn\.LSTM, which has one"
+    says = r"layer 'rnn': DPLSTM has no rule: use torch\.nn\.LSTM, which has one"
     with pytest.raises(ValueError, match=says):
         make(Recurrent(DPLSTM), (ids, y), mode)

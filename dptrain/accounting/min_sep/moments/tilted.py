@@ -98,10 +98,11 @@ class TiltedPatterns:
                 levels, level_of, log_scale, fresh,
             )  # fmt: skip
             if inner:
-                ratio = fresh / levels[level_of[t + 1]]
-                low, high = min(low, float(ratio.min())), max(high, float(ratio.max()))
+                with np.errstate(divide="ignore", invalid="ignore"):  # messages that underflowed
+                    ratio = fresh / levels[level_of[t + 1]]
+                low, high = np.minimum(low, ratio.min()), np.maximum(high, ratio.max())  # NaN stays
                 alike += 1
-            if not inner or high / low - 1.0 > tolerance:
+            if not (inner and 0.0 <= high / low - 1.0 <= tolerance):  # nor where they are NaN
                 alike, low, high = 0, math.inf, 0.0
             top = float(fresh.max())
             fresh /= top
@@ -256,6 +257,8 @@ class TiltedPatterns:
         participations each has one choice with at most α boundaries, off by 2^-51; the at most
         E + 1 stretches without a bar have n each, off by 2^-51 of the logarithm of the last one,
         and the at most 2E + α others b each, off by 2^-49 and, in exponents of size X, by 2^-51 X.
+        The overlaps in a choice's weight, α²‖c‖²/σ² at most in all, are sums of α products of as
+        many terms as there are bands: off by 2^-51 (α + bands) of that.
         *Steps.* The chance of a step without participation is that of its stored messages. They are
         sums of the stored messages after them but for rounding, less than (4α + 20) 2^-53 and
         2^-50 of the scale's logarithm, and where they are taken for settled: all of them grew by
@@ -268,7 +271,9 @@ class TiltedPatterns:
         keep = abs(math.log1p(-self.law.probability)) if self.law.probability < 1.0 else 800.0
         scale = float(np.abs(self._log_scale).max())
         exponent = 2.0 * scale + order * b * keep
-        choices = (events * order + self._starts.size + len(self._waits)) * 2.0**-51
+        overlaps = order**2 * float(self.law.squared_norms[0]) / self.sigma**2
+        choices = events * (order + (order + self.law.bands) * overlaps) * 2.0**-51
+        choices += (self._starts.size + len(self._waits)) * 2.0**-51
         quiet = (events + 1) * (n + abs(float(self._log_quiet[-1])) * n) * 2.0**-51
         others = (2 * events + order) * b * (2.0**-49 + 2.0**-51 * exponent)
         steps = n * ((4 * order + 20) * 2.0**-53 + 2.0**-50 * scale + (b + 2) * self._uneven)

@@ -155,3 +155,10 @@ def test_messages_beyond_memory_leave_that_order_out(monkeypatch: pytest.MonkeyP
         TiltedPatterns(law, 3.0, 3)
     terms = TiltedMinSep(MinSepRenyiCurve(law), 3.0).remove(4.0)
     assert terms.draw(np.random.default_rng(1), 128).max() <= terms.ceiling
+
+
+@pytest.mark.parametrize("sigma", [0.14, 0.3])
+def test_messages_that_underflow_are_not_taken_for_settled(sigma: float) -> None:
+    """0/0 is no growth; where all is certain the bound on what is drawn would be below 0."""
+    law = MinSepLaw(coefficients=np.ones(1), probability=1.0, min_sep=5, steps=500, warm_start=True)
+    assert TiltedPatterns(law, sigma, 2).variation >= 0.0

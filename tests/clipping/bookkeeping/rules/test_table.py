@@ -267,7 +267,7 @@ def test_what_cannot_be_checked():
         check_layer_rule(Affine(), x)
     with pytest.raises(ValueError, match="the rule refuses this layer: scale_grad_by_freq"):
         check_layer_rule(nn.Embedding(3, 2, scale_grad_by_freq=True), torch.ones(3, 1).long())
-    with pytest.raises(ValueError, match=r"inputs=\[\(2, 3\)\]: each .* at least 3"):
+    with pytest.raises(ValueError, match=r"inputs=\[\(2, 3\)\]: all .* at least 3"):
         check_layer_rule(nn.Linear(3, 3), torch.randn(2, 3))
     with pytest.raises(ValueError, match="no trainable parameter"):
         check_layer_rule(nn.Linear(3, 3).requires_grad_(False), torch.randn(3, 3))
