@@ -28,9 +28,9 @@ def test_numbers_are_floats():
             lambda: MomentumSGD(learning_rates="x"),
             "learning_rates='x' must be a sequence of numbers",
         ),
-        (lambda: Dense(matrix=[[1, 0], [1]]), "matrix: not a matrix of real numbers"),
+        (lambda: Dense(matrix=[[1, 0], [1]]), "matrix: is not a matrix of real numbers"),
         (lambda: Dense(matrix=np.array([[1, 0], [1j, 1]])), "matrix: .*complex"),
-        (lambda: DenseWorkload(entries=object()), "entries: not a matrix of real numbers"),
+        (lambda: DenseWorkload(entries=object()), "entries: is not a matrix of real numbers"),
     ],
 )
 def test_what_is_no_number_is_named(build, match):

@@ -23,7 +23,7 @@ def test_a_layer_inside_one_without_a_rule_and_elsewhere_is_refused(mode):
     """Opacus differentiates the outer one with all inside it, and the inner one once more."""
     inner = nn.Linear(3, 3)
     for layers in ([inner, Scaled(inner)], [Scaled(inner), nn.Tanh(), inner]):
-        with pytest.raises(ValueError, match=r"is a part of '0\.\d'.*count twice"):
+        with pytest.raises(ValueError, match=r"is a part of '0\.\d'.*counted twice"):
             wired(with_features(nn.Sequential(*layers), shape=(3,)), mode)
 
 
@@ -75,7 +75,7 @@ def assigned(x, f, g):
     [
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True)), r"\['0\.1'\]"),
         (lambda: Call(added, nn.Linear(3, 3), nn.Linear(3, 2)), r"h = h \+ x"),
-        (lambda: Call(assigned, nn.Linear(3, 3), nn.Linear(3, 2)), r"h\.clone\(\)"),
+        (lambda: Call(assigned, nn.Linear(3, 3), nn.Linear(3, 2)), "clone h before"),
     ],
 )
 def test_outputs_written_to_are_refused_with_the_remedy(build, match, mode):

@@ -732,7 +732,7 @@ def test_what_the_engine_refuses_is_refused_in_a_fit(kind, told):
 def test_a_loss_that_ties_the_examples_together_is_refused():
     private = private_callback()
     with pytest.raises(
-        RuntimeError, match=r"sum at test_lightning\.py.*reduce each example by itself"
+        RuntimeError, match=r"sum at test_callback\.py.*reduce each example by itself"
     ):
         trainer(private).fit(Weighs(), loader())
 

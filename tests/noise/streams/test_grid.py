@@ -51,7 +51,9 @@ def test_the_step_is_named():
     # C^-1 of 1 + 2x has the coefficients (-2)^t: sqrt(Σ 4^s) is 74 at t = 6, 148 at t = 7.
     doubling = np.eye(8) + 2 * np.eye(8, k=-1)
     for strategy in (BandMF(bands=2, coefficients=(1.0, 2.0)), Dense(matrix=doubling)):
-        with pytest.raises(ValueError, match=r"at step 7 its noise has 148 times .* coarsely"):
+        with pytest.raises(
+            ValueError, match=r"at step 7 its noise has 148 times .* rounding the sums"
+        ):
             noise_stream(strategy, steps=8, like=LIKE, seed=0)
     noise_stream(Dense(matrix=doubling[:7, :7]), steps=7, like=LIKE, seed=0)
     noise_stream(BandMF(bands=2, coefficients=(1.0, 2.0)), steps=7, like=LIKE, seed=0)

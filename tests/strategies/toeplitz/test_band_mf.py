@@ -63,7 +63,7 @@ def test_values_written_before_workloads_existed_are_read():
         ((1.0, float("nan")), r"coefficients\[1\]=nan must be finite"),
         ((float("inf"), 1.0), r"coefficients\[0\]=inf must be finite"),
         ((0.0, 1.0), "entry 0 is 0: must be positive"),
-        ((1.0,), "coefficients has 1 entries, bands=2"),
+        ((1.0,), "coefficients has 1 entries and bands=2"),
     ],
 )
 def test_refuses_coefficients(coefficients, message):
