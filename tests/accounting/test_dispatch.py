@@ -99,7 +99,7 @@ def test_default_profile_covers_the_interesting_range():
     assert found.delta[-1] <= 1e-12
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("scheme", "epsilon"), [(POISSON, 8.0), (BINS, 0.5)])
 def test_calibrates_to_the_target(scheme, epsilon):
     found = calibrate(scheme=scheme, strategy=Identity(), epsilon=epsilon, delta=1e-5)
@@ -110,6 +110,7 @@ def test_calibrates_to_the_target(scheme, epsilon):
     assert account(louder, delta=1e-5).epsilon > epsilon
 
 
+@pytest.mark.slow
 def test_bad_targets():
     for epsilon in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="epsilon"):
@@ -128,6 +129,7 @@ def test_unreachable_target_says_what_is_reachable():
         )
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("scheme", [POISSON, BINS], ids=["one accountant", "several"])
 def test_who_asks_is_warned_of_a_large_delta_once(scheme):
     for ask in (

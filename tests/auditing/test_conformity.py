@@ -158,6 +158,7 @@ KNOWN = MatrixMechanism(
 )
 
 
+@pytest.mark.slow
 def test_counting_alone_finds_noise_of_nine_tenths_by_the_curve(monkeypatch):
     """No look at the draws: at ε = 0 the test of the mean has rates that are known."""
     curve, delta = curve_of(KNOWN)
@@ -180,6 +181,7 @@ def test_counting_alone_finds_noise_of_nine_tenths_by_the_curve(monkeypatch):
     assert not audit.passed
 
 
+@pytest.mark.slow
 def test_the_right_mechanism_passes_the_same_audit():
     curve, delta = curve_of(KNOWN)
     audit = audit_mechanism(

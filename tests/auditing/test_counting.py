@@ -81,6 +81,7 @@ def test_guessing_shows_nothing():
     assert count_epsilon(*scores(2, 4000, 0.0), alpha=0.01, delta=1e-5).epsilon_lower < 0.2
 
 
+@pytest.mark.slow
 def test_counted_epsilons_exceed_the_true_one_as_rarely_as_stated():
     """400 times; the test is chosen to show most, by runs that are not counted."""
     alpha, times, level = 0.05, 400, float(delta(1.0))

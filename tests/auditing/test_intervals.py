@@ -28,6 +28,7 @@ def chance_of_error(side: str, table: np.ndarray, ones: int, unsure: int, p: flo
     return float(binom.pmf(np.arange(unsure + 1), unsure, p)[wrong].sum())
 
 
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize("alpha", [0.25, 0.05, 0.025, 1e-3, 1e-6])
 @pytest.mark.parametrize("runs", [1, 2, 3, 5, 12, 40])
 def test_bounds_hold_of_trials_that_are_not_alike(runs, alpha):

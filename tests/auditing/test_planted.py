@@ -297,6 +297,7 @@ def audited(seed: int, confidence: float = 1 - 1e-10):
     return judged(planted, mechanism, confidence)
 
 
+@pytest.mark.slow
 def test_the_engine_passes():
     """Seeds that are right fail with probability 1e-10 each."""
     for seed in range(4):

@@ -138,6 +138,7 @@ def test_references_in_code_and_pages_lead_somewhere() -> None:
             assert (match["page"], match["id"]) in known, f"{place}: {match[0]}"
 
 
+@pytest.mark.slow
 def test_every_test_that_a_docstring_names_exists() -> None:
     for path, text in texts().items():
         if path.is_relative_to(ROOT / "dptrain"):

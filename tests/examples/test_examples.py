@@ -80,6 +80,7 @@ def test_mnist_meets_a_target(digits, capsys):
     assert 3.9 < float(said[1]) <= 4
 
 
+@pytest.mark.slow
 def test_cifar10_goes_on_where_it_was_left(tmp_path, capsys):
     data = class_folders(tmp_path / "cifar", CLASSES, "RGB", 32, 3)
     command = [str(data), "--epochs", "2", "-b", "6", "--bands", "2", "--sigma", "1.0"]
@@ -126,6 +127,7 @@ def test_tabular_parts_have_no_row_twice():
     assert len(set(rows)) == 569
 
 
+@pytest.mark.slow
 def test_users_are_fine_tuned_from_public_weights(tmp_path):
     generator = random.Random(0)
     for name in ("public", "private"):

@@ -75,6 +75,7 @@ def test_memory_is_one_row_less_than_bands():
     )
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_exact():
     # C^-1 of the square root is summable, so rounding does not build up over many turns.
     strategy = BSR(bands=8)

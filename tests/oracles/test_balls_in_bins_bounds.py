@@ -62,7 +62,7 @@ def test_program_around_the_cycle(bands: int, bins: int) -> None:
         assert found[order] == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize(
     ("c", "sigma"), [((1.0,), 0.6), ((1.0, 0.6), 0.6), ((1.0, 0.6), 2.0), ((0.4, 1.2), 2.0)]
 )
@@ -88,7 +88,7 @@ def test_two_bins_against_quadrature(c: tuple[float, ...], sigma: float) -> None
             assert truth(epsilon, remove=remove) <= delta * (1 + 1e-7)
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=16)
 @pytest.mark.parametrize(
     ("c", "bins", "epochs"),
     [((0.4, 1.1, 0.5), 4, 2), ((1.0, 0.5, 0.4, 0.3), 4, 2), ((1.0, 0.5, 0.4, 0.3), 8, 1)],

@@ -88,7 +88,7 @@ def check_guarantee(subject: Subject, member: Accountant, evidence: Evidence, de
         )
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=25)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_accountant_states_too_little(family: str) -> None:
     for seed, subject in subjects(family, 0, FIRST):

@@ -70,6 +70,7 @@ def test_batches_of_a_run(scheme: Scheme, law: oracle.Law) -> None:
     compare(taken, law)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_two_examples_are_independent(steps: int) -> None:
     """Runs over N = 2 examples: the pair's pattern against the product of the exact laws."""

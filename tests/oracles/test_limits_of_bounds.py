@@ -75,6 +75,7 @@ def test_separation_of_one_is_poisson(warm: bool) -> None:
     equal(stated(mechanism(one_part))["poisson-pld"], exact, 1e-9)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("strategy", [Identity(), BSR(bands=3)])
 def test_sampling_with_certainty_is_balls_in_bins(strategy: Strategy) -> None:
     bins = mechanism(BallsInBins(bins=4, epochs=2, dataset_size=30), strategy)
@@ -84,6 +85,7 @@ def test_sampling_with_certainty_is_balls_in_bins(strategy: Strategy) -> None:
         equal(of_bins[name], of_chain[name], 1e-12)
 
 
+@pytest.mark.slow
 def test_a_large_cut_is_no_cut() -> None:
     exact = stated(mechanism(Poisson(probability=0.2, dataset_size=30, steps=9)))["poisson-pld"]
     for largest in (30, 10**6):

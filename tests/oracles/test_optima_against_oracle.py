@@ -72,7 +72,7 @@ def test_banded_inverse(kind: int, objective: str, schedule: tuple[int, int], ba
 BUFFERS = list(itertools.product((1, 2), ((1, 8), (2, 4), (3, 2)), ("mean", "max"), (0, 1, 2)))
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=31)
 @pytest.mark.parametrize(("buffers", "schedule", "objective", "kind"), BUFFERS)
 def test_buffers(buffers: int, schedule: tuple[int, int], objective: str, kind: int) -> None:
     steps, (m, b) = 8, schedule

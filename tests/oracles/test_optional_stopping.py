@@ -14,6 +14,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("shifts", [(0.5,), (0.5,) * 6, (0.2, 1.0, 0.4)])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
 def test_of_one_epsilon_whatever_the_number_no_rule_gains_anything(shifts, epsilon):

@@ -167,7 +167,7 @@ def test_the_attack_on_the_theorem_is_covered() -> None:
         assert claimed(scheme, np.eye(2), 1.0, epsilon) >= attained
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("graph", [PAIR, CHAIN, ALONE, UNEVEN])
 @pytest.mark.parametrize("burn_in", [0, 1])

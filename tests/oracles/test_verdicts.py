@@ -51,6 +51,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
     return float(brentq(excess, 0.05, 50.0, xtol=1e-12))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_violating_gaussian_is_accepted_at_most_as_often_as_stated(epsilon: float) -> None:
     rule, repeats = Rule.plain(0.2, Q, 10**5), 200
@@ -60,6 +61,7 @@ def test_violating_gaussian_is_accepted_at_most_as_often_as_stated(epsilon: floa
     assert accepted(one_step(1.0), gaussian_sigma(epsilon, 0.1), epsilon, rule, 50) == 50
 
 
+@pytest.mark.slow
 def test_acceptance_of_a_nearly_bernoulli_loss_is_below_the_binomial_one() -> None:
     """With σ = 0.02 a taken step shows for certain: (1 - e^{ε-L})_+ is 1 with probability p > δ_v.
 

@@ -108,6 +108,7 @@ def test_an_accountant_that_may_be_wrong_says_how_attempts_count():
         simulating.among(0)
 
 
+@pytest.mark.slow
 def test_never_worse_whatever_was_estimated(monkeypatch):
     # An estimate that says that overlap needs no noise at all proposes what is worse.
     def flattering(self, law, start=None):
@@ -188,6 +189,7 @@ def test_bad_input():
     refused("81 entries", workload=MomentumSGD(learning_rates=rates))
 
 
+@pytest.mark.slow
 def test_estimates_are_those_of_the_law(estimated):
     mechanism = MatrixMechanism(scheme=SCHEME, strategy=estimated.strategy, noise_multiplier=1.0)
     sigma = TiltedEstimate(6.0, 1e-4, samples=16384, seed=1).noise(min_sep_law(mechanism))

@@ -54,6 +54,7 @@ def test_formulas_are_what_ranks_hold_and_send(world, names):
         assert_holds(row)
 
 
+@pytest.mark.slow
 def test_what_was_published_is_what_the_formulas_say():
     planned, measured = published()
     for row in measured:

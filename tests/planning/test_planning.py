@@ -82,6 +82,7 @@ def test_estimates_are_named_everywhere(plan):
     assert not plan.best_proven.is_estimate
 
 
+@pytest.mark.slow
 def test_says_what_each_choice_buys(plan):
     words = [words for words, _ in plan.gains]
     assert words[0].startswith("Poisson")
@@ -98,6 +99,7 @@ def test_says_what_each_choice_buys(plan):
         assert declared.bind(20) == row.mechanism.strategy
 
 
+@pytest.mark.slow
 def test_what_is_left_out_has_a_reason(plan):
     tried = {(r.candidate.scheme_name, r.candidate.strategy_name) for r in plan.rows}
     for each in plan.skipped:
@@ -324,6 +326,7 @@ def test_memory_needs_a_unit():
     assert error.value.code == 2
 
 
+@pytest.mark.slow
 def test_the_plan_so_far_is_given_out_after_every_pair():
     grown = []
     whole = compare(small(), found=grown.append, accountant="poisson-pld", **QUICK)

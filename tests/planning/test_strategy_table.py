@@ -19,6 +19,7 @@ from dptrain.strategies import (
 SMALL = {"steps": 24, "bands": (1, 4), "parameters": 5000, "progress": False}
 
 
+@pytest.mark.slow
 def test_every_family_is_in_it():
     found = compare_strategies(**SMALL, epochs=2, dense=True)
     missing = set(strategy_types()) - {type(r.strategy).__name__ for r in found.rows}
@@ -52,6 +53,7 @@ def test_identity_by_hand():
     assert compare_strategies([Identity()], **SMALL, epochs=4, timed=False).rows[0].sensitivity == 2
 
 
+@pytest.mark.slow
 def test_large_buffers_are_timed_on_fewer_parameters():
     found = compare_strategies([BSR(bands=20)], steps=30, parameters=10**11, progress=False)
     (row,) = found.rows

@@ -60,6 +60,7 @@ def test_kept_counts_different_examples_that_can_be_drawn(plan):
         assert row.cost == row.error / row.kept
 
 
+@pytest.mark.slow
 def test_the_best_has_the_least_error_for_what_it_keeps(plan):
     assert plan.best.cost == min(row.error / row.kept for row in plan.rows)
     assert list(plan.rows) == sorted(plan.rows, key=lambda row: row.cost)
@@ -175,6 +176,7 @@ def test_a_users_gradients_of_known_alignment_have_means_of_that_norm():
         assert 2.0 * norm == pytest.approx(np.linalg.norm(gradients.mean(axis=0)))
 
 
+@pytest.mark.slow
 def test_what_a_plan_says_of_means_runs(owned):
     names: dict = {"graph": OWNED}
     exec("from dptrain import *", names)

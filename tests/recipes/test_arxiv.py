@@ -82,6 +82,7 @@ def test_the_folder_holds_the_statement_and_the_graph(finished):
     assert [r["step"] for r in read_metrics(finished / "metrics.jsonl") if r["split"] == "test"]
 
 
+@pytest.mark.slow
 def test_users_stay_apart_in_what_was_planned(finished):
     """The checkpoint's scheme is the one of the guarantee, and it bars users for b - 1 steps."""
     mechanism = MatrixMechanism.from_dict(load_checkpoint(finished)["run"]["mechanism"])
@@ -116,6 +117,7 @@ def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, mon
         assert torch.equal(ours["module"][name], value), name
 
 
+@pytest.mark.slow
 def test_a_folder_of_tables_is_trained_on_like_the_snapshot(files, tiny, tmp_path):
     records = [json.loads(line) for line in files.snapshot.read_text().splitlines()]
     rows = [archive_row(record) for record in records]
@@ -166,7 +168,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize(("change", "reason"), MISTAKES)
 def test_mistakes_are_refused_before_anything_is_read(
     tiny, tmp_path, monkeypatch, capsys, change, reason
@@ -206,7 +208,7 @@ def test_other_papers_are_refused_on_resume(
     assert status == 0 or "changed" in capsys.readouterr().err
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=15)
 @pytest.mark.parametrize(
     ("changes", "loss"),
     [
@@ -227,7 +229,7 @@ def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
     assert loss in capsys.readouterr().out
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

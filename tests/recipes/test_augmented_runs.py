@@ -56,6 +56,7 @@ def test_augmented_views_resume_in_the_same_model(tmp_path, monkeypatch, workers
     assert again == whole != plain
 
 
+@pytest.mark.slow
 def test_changed_images_are_refused_on_resume(tmp_path, capsys):
     for size, name in ((20, "data"), (20, "other")):
         write_batches(tmp_path / name, size=size)

@@ -63,6 +63,7 @@ def rounded(config, tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.followed
 def test_a_run_states_the_same_and_keeps_float32(config, rounded, tmp_path):
     assert run(config, tmp_path / "run", *PLAIN) == 0
@@ -80,6 +81,7 @@ def test_a_run_states_the_same_and_keeps_float32(config, rounded, tmp_path):
     assert all((weights != weights.bfloat16()).any() for weights in kept)
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(config, rounded, tmp_path):
     stopped_and_resumed(config, tmp_path / "run", *ROUNDED)
     ours, theirs = (

@@ -70,6 +70,7 @@ def averaged(config, tmp_path_factory):
     return output, released
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_is_the_mean_of_its_steps(averaged):
     output, released = averaged
     kept = safetensors.torch.load_file(output / WEIGHTS)
@@ -78,6 +79,7 @@ def test_the_model_of_a_run_is_the_mean_of_its_steps(averaged):
         assert not torch.allclose(kept[name], released[-1][name], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_and_so_is_what_is_stated(config, averaged, tmp_path):
     output, released = averaged
     assert run(config, tmp_path / "run", *PLAIN) == 0
@@ -86,6 +88,7 @@ def test_training_is_the_same_and_so_is_what_is_stated(config, averaged, tmp_pat
     assert plain["ledger"] == load_checkpoint(output)["run"]["ledger"]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(config, averaged, tmp_path):
     stopped_and_resumed(config, tmp_path / "run", *AVERAGED)
     ours, theirs = (

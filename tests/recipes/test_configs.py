@@ -96,7 +96,7 @@ def test_cifar10_runs(images, tmp_path, capsys, path, files):
     assert "differentially private for each training example" in capsys.readouterr().out
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize(
     "path", [p for p in CONFIGS if p.stem.startswith("cinic10")], ids=lambda p: p.stem
 )
@@ -110,6 +110,7 @@ def _scheme(path):
     return _stated(path)["scheme"]["type"]
 
 
+@pytest.mark.slow
 def test_digits_run(tmp_path, capsys):
     path = next(p for p in CONFIGS if p.stem == "digits_vgg_minsep")
     options = [*SMALL_VISION, "data.image_size=8", *BY_SCHEME["MinSep"]]
@@ -128,6 +129,7 @@ def test_digits_individual_runs(tmp_path, capsys):
     assert (tmp_path / "run" / INDIVIDUAL).is_dir()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("parquet", [False, True], ids=["csv", "parquet"])
 def test_mimic3_individual_runs(tmp_path, capsys, parquet):
     path = next(p for p in CONFIGS if p.stem == "mimic3_individual")
@@ -153,7 +155,7 @@ def papers(tmp_path_factory):
     ]
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=11)
 @pytest.mark.parametrize(
     "path", [p for p in CONFIGS if p.stem.startswith("arxiv")], ids=lambda p: p.stem
 )

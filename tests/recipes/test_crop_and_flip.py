@@ -37,6 +37,7 @@ def outcomes(image):
     return views
 
 
+@pytest.mark.slow
 def test_every_crop_and_flip_is_as_likely_as_any_other(image, outcomes):
     transform, draws = CropAndFlip(SIZE), 16_200
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ def outcome(folder):
         return str(error), None
 
 
+@pytest.mark.slow
 def test_one_bit_of_the_file_is_noticed_or_changes_nothing(stopped, tmp_path):
     _, output = stopped
     whole = (output / CHECKPOINT).read_bytes()
@@ -65,6 +66,7 @@ def test_a_flipped_bit_ends_in_one_line(stopped, capsys):
     path.write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_a_lost_ledger_ends_in_one_line_or_is_said(stopped, capsys):
     config, output = stopped
     (output / LEDGER).unlink()

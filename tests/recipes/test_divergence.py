@@ -61,6 +61,7 @@ def test_a_loss_above_its_start_is_said_once(loss, caplog):
     assert "step 20" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_so(config, tmp_path, caplog):
     output = tmp_path / "run"
     with caplog.at_level(logging.WARNING, logger="recipes.divergence"):

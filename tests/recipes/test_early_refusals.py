@@ -130,7 +130,7 @@ def _refusal(main, config, output, options, capsys):
     return error
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=21)
 @pytest.mark.parametrize("name", ["cifar10", "cinic10", "mnist", "folder", "datasets"])
 @pytest.mark.parametrize("mistake", [*MISTAKES, *OF_THE_NETWORK])
 def test_images_are_not_decoded_for_a_mistake(config, tmp_path, capsys, roots, name, mistake):
@@ -192,7 +192,7 @@ def test_no_shipped_configuration_is_refused_without_a_size(path):
     _check_without_size(settings)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=10)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_cells_of_a_table_are_not_read_for_a_mistake(config, tmp_path, capsys, mistake):
     options, message = MISTAKES[mistake]
@@ -210,6 +210,7 @@ def test_cells_of_a_table_are_not_read_for_a_mistake(config, tmp_path, capsys, m
     assert "is no number" in _refusal(individual.main, config, output, right, capsys)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("length", [["steps=2"], ["steps=null", "epochs=0.2"]])
 def test_other_settings_of_a_resumed_run_are_refused_before_its_images_are_read(
     config, tmp_path, capsys, length

@@ -103,6 +103,7 @@ def test_the_records_say_which_examples_they_are_of(config, tmp_path, capsys):
     assert report["guarantee"]["delta"] == 1 / (2 * 1077)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_what_is_held_out(config, tmp_path, capsys):
     options = [*PLAIN, "data.holdout=0.25"]
     assert run(config, tmp_path / "run", *options) == 0

@@ -73,7 +73,7 @@ def _run(config, output, *options):
     return main(["--config", str(config), "--output", str(output), *SMALL, *options])
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_layout_runs_and_resumes(config, tmp_path, capsys, roots, name):
     options = [f"data.name={name}", f"data.root={roots[name]}", *OPTIONS[name]]
@@ -87,6 +87,7 @@ def test_every_layout_runs_and_resumes(config, tmp_path, capsys, roots, name):
     assert "root" not in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]
 
 
+@pytest.mark.slow
 def test_two_layouts_of_the_same_images_train_the_same_model(config, tmp_path, roots):
     ledgers = []
     for name in ("folder", "datasets"):
@@ -129,6 +130,7 @@ def test_mnist_is_cropped_when_asked_to(config, tmp_path, roots):
     assert _run(config, tmp_path / "run", *options) == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_by_what_is_held_out(tmp_path, monkeypatch, roots):
     """Hyperparameters chosen without the test set."""
     monkeypatch.chdir(tmp_path)

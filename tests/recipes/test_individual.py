@@ -113,6 +113,7 @@ def test_the_default_is_full_batches_of_independent_noise(config, tmp_path, caps
     assert "macro_auc 0." in capsys.readouterr().out
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", ["bookkeeping", "functorch"])
 def test_all_modes_learn_the_same(config, tmp_path, monkeypatch, mode):
     monkeypatch.setattr(individual, "mlp", doubled(individual.mlp))
@@ -125,6 +126,7 @@ def test_all_modes_learn_the_same(config, tmp_path, monkeypatch, mode):
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-9)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("parquet", [False, True], ids=["csv", "parquet"])
 def test_phenotyping_runs(config, tmp_path, capsys, parquet):
     root = tmp_path / "data"

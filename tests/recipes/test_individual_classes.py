@@ -46,6 +46,7 @@ def table(tmp_path_factory):
     return ["data.name=phenotyping", f"data.root={root}", f"data.labels={names}"]
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("privacy", [FILTER, PLAIN], ids=["filter", "no filter"])
 @pytest.mark.parametrize(
     "groups",
@@ -132,6 +133,7 @@ def test_mnist_is_scaled_by_the_range_of_a_byte(mnist_root, tmp_path):
     assert list(data.train_groups) == ["with 8", "without 8"]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("privacy", [FILTER, PLAIN], ids=["filter", "no filter"])
 def test_mnist_runs(config, tmp_path, capsys, mnist_root, privacy):
     options = [*TINY, *privacy, "data.name=mnist", f"data.root={mnist_root}"]

@@ -76,6 +76,7 @@ def _ledger(output):
     return load_checkpoint(output)["run"]["private"]["individual"]
 
 
+@pytest.mark.slow
 def test_the_noise_follows_from_the_start(quiet):
     mechanism = MatrixMechanism.from_dict(load_checkpoint(quiet)["run"]["mechanism"])
     assert mechanism.noise_multiplier == pytest.approx(START**0.5 / B, rel=1e-9)
@@ -119,6 +120,7 @@ def test_where_the_plan_is_the_smaller_bound_its_curve_is_drawn(config, tmp_path
     assert np.array(profile["delta_remove"]) == pytest.approx(expected, rel=1e-3, abs=1e-300)
 
 
+@pytest.mark.slow
 def test_nothing_individual_unless_asked(quiet, reported, config, tmp_path, capsys):
     assert not (quiet / INDIVIDUAL).exists()
     for name in ("privacy_report.json", "privacy_report.md", "metrics.jsonl"):

@@ -12,6 +12,7 @@ from tests.helpers.broken_release import RELEASE_FAULTS
 from tests.helpers.released import in_floating_point
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", RELEASE_FAULTS)
 def test_a_release_in_floating_point_is_found(name):
     fault = RELEASE_FAULTS[name]
@@ -22,6 +23,7 @@ def test_a_release_in_floating_point_is_found(name):
     assert fault.audited(seed=2) == ()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_attack_finds_nothing(seed):
     assert release.case(seed) == 2

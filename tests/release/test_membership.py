@@ -19,7 +19,7 @@ SIGMAS = [1.0, 10.0, 1000.0]
 BOUND = 0.7
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=11)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("sigma", SIGMAS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -15,6 +15,7 @@ def test_a_missing_peer_is_named_with_what_to_install(monkeypatch, capsys):
     assert "its-package" in said
 
 
+@pytest.mark.slow
 def test_a_peer_that_has_the_same_theorem_agrees(monkeypatch):
     """Poisson sampling by dp_accounting: both discretize upwards, so the ratio of σ is near 1."""
     monkeypatch.setattr(bench, "ENOUGH", 0.0)

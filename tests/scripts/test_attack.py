@@ -50,6 +50,7 @@ def test_a_bound_that_is_exceeded_by_a_millionth_is_found(monkeypatch: pytest.Mo
     assert all("releases" in told for _, told in tally.failures)
 
 
+@pytest.mark.slow
 def test_random_modules_hold() -> None:
     tally = run(modules.PART, 12, seed=40)
     assert tally.failures == []
@@ -81,6 +82,7 @@ def test_a_module_that_mixes_and_is_not_refused_is_found(monkeypatch: pytest.Mon
     assert [str(step) for step in shorter.steps] == ["the number of rows"]
 
 
+@pytest.mark.slow
 def test_mechanisms_hold() -> None:
     tally = run(mechanisms.PART, 2)
     assert tally.failures == []
@@ -127,6 +129,7 @@ def test_canaries_find_no_more_than_is_stated() -> None:
     assert run(canaries.PART, 2).failures == []
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_an_engine_with_a_tenth_of_the_noise_is_found(seed: int) -> None:
     with pytest.raises(Finding, match="ε is above"):

@@ -45,6 +45,7 @@ def test_what_has_no_game_is_refused_with_its_reason():
     assert all(refusal("full batches", "Identity", budget) is None for budget in FILTERS)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "combination",
     [

@@ -74,6 +74,7 @@ def declared(*extras: str) -> set[str]:
     return {MODULES.get(name, name.replace("-", "_")) for name in names}
 
 
+@pytest.mark.sample(every=6)
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
@@ -89,11 +90,13 @@ def test_imports_are_declared(folder: str, extras: tuple[str, ...]) -> None:
     assert {name: path for name, path in imported(folder).items() if name not in known} == {}
 
 
+@pytest.mark.slow
 def test_what_is_declared_is_used() -> None:
     used = {name for folder in OUR_OWN for name in imported(folder)} | USED_OTHERWISE
     assert declared(*EXTRAS) - used - {"dptrain"} == set()
 
 
+@pytest.mark.slow
 def test_what_is_imported_with_the_package_needs_no_extra() -> None:
     """Imports at the top of a module run for everybody; those within functions may be extras."""
     known = declared() | {"dptrain"} | set(sys.stdlib_module_names)

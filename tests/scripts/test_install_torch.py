@@ -219,6 +219,7 @@ def test_a_uv_that_hangs_does_not_hold_up_the_setup(machine: Machine) -> None:
     assert time.monotonic() - started < 100
 
 
+@pytest.mark.slow
 def test_a_torch_index_that_is_named_is_taken(machine: Machine) -> None:
     machine.serves("cuda")
     machine.uv()
@@ -237,6 +238,7 @@ def test_a_second_call_changes_nothing(machine: Machine) -> None:
     assert (done.returncode, done.stderr, machine.torch) == (0, "", "2.13.0")
 
 
+@pytest.mark.slow
 def test_no_torch_at_all_is_said(machine: Machine) -> None:
     wheel(machine.index, "numpy", "2.0.0")
     done = machine.run()

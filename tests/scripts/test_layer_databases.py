@@ -62,6 +62,7 @@ def test_meeting_rows_that_are_trained_are_found(
     assert (found.outcome, found.meet) == ("right" if right else "wrong", True)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("database", "only"), [("modules", "norm"), ("operators", "linear"), ("layers", "convolution")]
 )

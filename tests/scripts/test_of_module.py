@@ -10,6 +10,7 @@ from tests.helpers.of_module import files_of
 _TESTS = pathlib.Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_files_that_bear_the_name_come_first() -> None:
     first, *others = files_of("dptrain/losses.py")
     assert first == _TESTS / "test_losses.py"

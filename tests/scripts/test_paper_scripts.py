@@ -69,6 +69,7 @@ def test_renyi_delta_and_epsilon_agree():
         assert epsilon > gradient_descent.gdp_epsilon(steps, 100.0, 1e-5)
 
 
+@pytest.mark.slow
 def test_min_sep_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(min_sep_fig2_fig3, "QUARTER", SMALL)
     min_sep_fig2_fig3.main(["--output", str(tmp_path)])
@@ -80,6 +81,7 @@ def test_min_sep_figures(tmp_path, capsys, monkeypatch):
     assert "never above 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_going_downhill_finds_what_trying_all_finds():
     found = [
         min_sep_grid.Search(SMALL, 16, 4.0, seed=1, exhaustive=exhaustive).min_sep((2, 2))

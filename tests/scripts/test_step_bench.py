@@ -52,6 +52,7 @@ def test_every_side_measures_the_same_training(small_mlp):
         assert not any(p.equal(q) for p, q in zip(before, after, strict=True)), side.name
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("name", [name for name in step_models.ON_CPU if name != "gpt2-50k"])
 def test_every_model_has_a_loss_of_its_own_rows(name):
     case = step_models.CASES[name]

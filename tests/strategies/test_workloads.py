@@ -102,6 +102,7 @@ def test_json_round_trip(workload):
     np.testing.assert_array_equal(again.matrix(N), workload.matrix(N))
 
 
+@pytest.mark.slow
 def test_long_runs_take_no_matrix():
     n = 200_000  # an n×n matrix would have 320 GB
     rates = tuple(np.linspace(1, 0, n).tolist())

@@ -38,6 +38,7 @@ def agrees(losses: np.ndarray, epsilon: float, truth: float, error: float = 0.0)
     assert spread < 0.2 * truth  # the comparison has power
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("coefficients", "bins"), [((1.0,), 2), ((1.0, 0.5), 2), ((0.9, 0.6, 0.4), 3)]
 )

@@ -136,6 +136,7 @@ def test_known_brackets_of_a_hundred_bins() -> None:
     assert 0.400 <= found.epsilon <= 0.435
 
 
+@pytest.mark.slow
 def test_where_no_sample_pays_the_proven_bound_stands() -> None:
     mechanism = made(bins=30, epochs=1, sigma=2.0)
     none = BallsInBinsImportance(max_samples=10, progress=False)

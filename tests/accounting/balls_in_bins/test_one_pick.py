@@ -89,7 +89,7 @@ class TestBallsInBins(AccountantContract):
 
 
 # The published brackets of Feldman & Shenfeld at δ = 1e-5, and the cell of the bound from below.
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize(
     ("sigma", "bracket", "spacing"),
     [(1.0, (0.6176, 0.6239), 0.01), (2.0, (0.1712, 0.1750), 0.005), (0.6, (3.4303, 3.4320), 0.02)],
@@ -250,6 +250,7 @@ def test_mixing_spreads_every_pair(weight, refine, spacing):
             assert found <= truth + strike * math.expm1(2 * spacing) + 0.2 * points[0]
 
 
+@pytest.mark.slow
 def test_composition_of_the_law_equals_all_pairs():
     """Two epochs: δ of the sum of losses, over all pairs of grid points."""
     law = mean_of_lognormals(((0.5, 2),))
@@ -312,7 +313,7 @@ def test_more_costs_and_less_pays():
         assert (np.diff(falling, axis=0) < 0).all()
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=16)
 @pytest.mark.parametrize(
     ("bins", "epochs", "sigma"),
     [(3, 1, 0.01), (12, 10, 0.1), (3, 1, 0.5), (12, 10, 5.0), (3, 1, 1e3), (12, 10, 1e6)],

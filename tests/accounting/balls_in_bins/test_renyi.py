@@ -111,6 +111,7 @@ def test_effective_bandwidths_are_upper_bounds():
         assert (bound[2:] >= exact[2:]).all()
 
 
+@pytest.mark.slow
 def test_dense_strategy_is_exact_for_few_bins_and_bounded_for_many():
     few = remove_orders(gram_matrix(BSR(bands=16), steps=16, bins=4), 4.0, 0, narrower=False)
     assert few.exact_up_to > 10

@@ -184,6 +184,7 @@ def test_attacks_on_small_mechanisms_stay_below_the_bound(family):
     assert seen
 
 
+@pytest.mark.slow
 def test_no_epsilon_beyond_the_guarantees_matters():
     """Above δ bounds at ε with e^ε > e^ε₀ + 1 cut nothing off (the theorem's last part)."""
     subject = MatrixMechanism(

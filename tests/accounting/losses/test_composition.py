@@ -52,6 +52,7 @@ def test_equals_direct_convolution(seed, infinity):
             assert summed(parts, found.epsilon(exact)) <= exact * (1 + 1e-9)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("remove", [True, False])
 def test_hundreds_of_different_gaussians_are_one(remove):
     mu = np.geomspace(0.001, 0.2, 120)

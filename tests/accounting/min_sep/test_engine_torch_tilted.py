@@ -144,6 +144,7 @@ def check_mean(terms, known: float, precise: float) -> None:
     assert abs(drawn.mean() - known) <= 6 * error + 1e-4 * known
 
 
+@pytest.mark.sample(every=3)
 @needs_numba
 @pytest.mark.parametrize("epsilon", [1.0, 6.0])
 def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon: float) -> None:

@@ -140,6 +140,7 @@ def test_deterministic_bounds_are_above_a_known_profile() -> None:
     assert (remove <= gaussian.delta(grid, math.sqrt(20) / 1.2)).all()
 
 
+@pytest.mark.slow
 def test_false_claims_are_rare() -> None:
     """A threshold rule at q = .2 on a mechanism that violates it: ≤ q of 100 seeds accept."""
     from dptrain.accounting.simulation.draws import SharedDraws
@@ -319,6 +320,7 @@ def test_where_sampling_does_not_pay_the_deterministic_bound_stands() -> None:
     assert found.noise_multiplier == pytest.approx(needed, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_who_asks_for_the_deterministic_bound_draws_no_sample(monkeypatch) -> None:
     def refuse(*_, **__):
         raise AssertionError("a sample was drawn")

@@ -42,6 +42,7 @@ def test_where_delta_falls_by_orders_of_magnitude_within_a_step_of_sigma():
     assert found == pytest.approx(certified.mechanism.noise_multiplier, rel=0.05)
 
 
+@pytest.mark.slow
 def test_tilting_leaves_the_mean():
     # Against plain samples of the law itself, where δ is large enough for them; fixed seeds.
     scheme = MinSep.for_batch_size(batch_size=10, dataset_size=200, min_sep=6, steps=60)

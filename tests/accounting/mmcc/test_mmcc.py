@@ -134,7 +134,7 @@ def test_never_below_monte_carlo(seed):
             assert direction.mean - 6 * direction.error <= claim
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("remove", [True, False])
 @pytest.mark.parametrize("sigma", [1.0, 4.0])
 def test_quadrature_of_two_steps(remove, sigma):

@@ -158,7 +158,7 @@ def test_a_known_delta(sigma: float, truth: float) -> None:
     assert account(plain(1 / 300, 1500, sigma), epsilon=4.0).delta == pytest.approx(truth, rel=0.02)
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=26)
 @pytest.mark.parametrize(("q", "steps", "sigma"), PLAIN)
 def test_plain_dp_sgd_has_no_jumps_and_asks_for_little_memory(q, steps, sigma) -> None:
     tracemalloc.start()

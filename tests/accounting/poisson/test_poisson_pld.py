@@ -220,7 +220,7 @@ def poisson_of(p, steps, sigma, strategy=None, nominal_size=None):
     return MatrixMechanism(scheme=scheme, strategy=strategy or Identity(), noise_multiplier=sigma)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize(
     ("p", "steps", "sigma"), [(0.01, 300, 0.8), (0.3, 20, 3.0), (1.0, 5, 4.0), (1e-3, 1000, 0.6)]
 )

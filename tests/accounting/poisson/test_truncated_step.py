@@ -250,6 +250,7 @@ def test_a_cap_of_the_whole_dataset_is_poisson():
         assert ours.kind is Kind.EXACT
 
 
+@pytest.mark.slow
 def test_a_larger_cap_approaches_poisson_from_above():
     poisson = SubsampledGaussianCurve(0.05, 30, 1.0).epsilon(1.1, 1e-6)
     values = [curve(1000, 0.05, largest, steps=30).epsilon(1.1, 1e-6) for largest in (70, 90, 999)]
@@ -259,6 +260,7 @@ def test_a_larger_cap_approaches_poisson_from_above():
         assert poisson * (1 - 1e-5) <= value <= poisson * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_published_examples():
     size, p, largest, sigma, steps, delta = 10_000, 0.01, 110, 1.0, 1000, 1e-5
     found = {
@@ -291,7 +293,7 @@ MANY = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=25)
 @pytest.mark.parametrize(("size", "p", "largest", "sigma", "steps"), QUICK + MANY)
 def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
     for adjacency in Adjacency:

@@ -6,7 +6,7 @@ import pytest
 from dptrain.accounting.renyi.banded_program import banded_log_sums
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize(("bandwidth", "bins"), [(32, 98), (45, 100), (50, 101)])
 def test_pairs_and_triples_of_wide_bands(bandwidth, bins):
     rng = np.random.default_rng(bandwidth)

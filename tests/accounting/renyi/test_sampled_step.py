@@ -48,6 +48,7 @@ def adaptive_quadrature(order, probability, shift, *, remove):
         return mpmath.log(mpmath.quad(density, points)) / (a - 1)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("order", "probability", "shift"), [(1.5, 1e-6, 1e-4), (2.7, 0.5, 5.0)])
 def test_the_trapezoids_are_the_integral(order, probability, shift):
     found = divergences(order, probability, shift)
@@ -83,6 +84,7 @@ def test_is_the_larger_direction_to_twelve_digits(order, probability, shift):
     assert abs(got / float(remove) - 1 - RELATIVE_PAD) < 2e-12
 
 
+@pytest.mark.slow
 def test_is_the_larger_direction_on_a_dense_set():
     orders, rates = (1.001, 1.5, 2.7, 33.3), (1e-6, 1e-3, 0.1, 0.99)
     for case in itertools.product(orders, rates, (1e-4, 0.3, 2)):

@@ -91,6 +91,7 @@ def test_with_more_samples_a_profile_is_nearer_to_the_truth() -> None:
         MinSepImportance(profile_samples=0)
 
 
+@pytest.mark.slow
 def test_curves_are_too_low_somewhere_no_more_often_than_stated() -> None:
     """200 seeds at q = .2: at most 40 expected, and six standard deviations above that 74."""
     truth = one_step(FINE)

@@ -150,6 +150,7 @@ def test_a_fresh_digest_does_not_lower_the_ceiling(tmp_path: pathlib.Path, chang
 TRUSTED = {"mean", "seed", "most", "digest"}
 
 
+@pytest.mark.slow
 def test_every_edit_of_what_can_be_computed_again_is_noticed(tmp_path: pathlib.Path) -> None:
     certificate = certify(cache=tmp_path)
     (path,) = tmp_path.iterdir()

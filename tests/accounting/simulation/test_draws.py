@@ -68,6 +68,7 @@ def small(**options: Any) -> Small:
     return Small(**{"seed": 3, "progress": False, "threads": 1, **options})
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.97])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_interrupted_certificate_is_continued_bit_for_bit(
@@ -89,6 +90,7 @@ def test_an_interrupted_certificate_is_continued_bit_for_bit(
     assert file.name.startswith("certificate-")
 
 
+@pytest.mark.slow
 def test_an_interrupted_guarantee_is_continued_bit_for_bit(tmp_path: pathlib.Path) -> None:
     whole = small().guarantee(MECHANISM, delta=0.01)
     Counted.stop_after, Counted.drawn = Counted.drawn // 2, 0
@@ -113,6 +115,7 @@ def test_without_a_place_ctrl_c_says_what_is_lost() -> None:
         small().calibrate(MECHANISM, **TARGET)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("damage", ["digit", "text", "foreign", "versions", "cut"])
 def test_a_damaged_file_is_an_error_naming_it(
     tmp_path: pathlib.Path, damage: str, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +179,7 @@ def together(size: int, work: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_processes_make_the_certificate_of_one(tmp_path: pathlib.Path, size: int) -> None:
     whole, draws = small().calibrate(MECHANISM, **TARGET), Counted.drawn

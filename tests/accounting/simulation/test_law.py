@@ -41,6 +41,7 @@ def test_guarantee_brackets_the_gaussian() -> None:
     assert "1e-06" in got.notes[0]
 
 
+@pytest.mark.slow
 def test_guarantee_is_above_the_truth_and_close_to_it() -> None:
     truth = composed()
     got = QUIET.guarantee(mechanism(0.2, 10), delta=0.01)
@@ -51,6 +52,7 @@ def test_guarantee_is_above_the_truth_and_close_to_it() -> None:
     assert QUIET.guarantee(mechanism(0.2, 10), delta=0.01) == got
 
 
+@pytest.mark.slow
 def test_profile_is_an_upper_bound_and_close_to_it() -> None:
     grid = np.linspace(0.1, 3, 9)
     profile = QUIET.profile(mechanism(0.2, 10), grid)

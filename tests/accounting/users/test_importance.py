@@ -289,6 +289,7 @@ def law_of_graph(subject: MatrixMechanism) -> UserLaw:
     return UserMinSepImportance().user_law(subject)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("extra", [0, 30])
 def test_nothing_stated_by_default_is_above_what_needs_no_samples(extra: int) -> None:
     subject = of(circle(800, extra), steps=16)

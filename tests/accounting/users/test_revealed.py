@@ -107,7 +107,7 @@ MATRICES = {
 }
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize(("k", "p"), [(1, 0.3), (2, 0.05), (3, 0.4)])
 def test_delta_against_enumeration(name, k, p):
@@ -125,6 +125,7 @@ def test_delta_against_enumeration(name, k, p):
             assert delta <= exact * (1 + (1e-8 if name == "identity" else 0.05))
 
 
+@pytest.mark.slow
 def test_fewer_examples_can_be_worse():
     # p = .5, b = 2: whoever has six examples draws one nearly always and is nearly always barred.
     grid = SquaredNormGrid.of(
@@ -193,6 +194,7 @@ def test_window_sums(width):
         np.testing.assert_allclose(left, gone, rtol=1e-14)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("exclusion", ["sampling", "participation"])
 def test_monotone_and_below_the_unamplified_bound(exclusion):
     claim = functools.partial(mechanism, exclusion=exclusion, strategy=BandMF(bands=3))
@@ -286,6 +288,7 @@ def test_choice_and_reasons():
     assert any("does not use Conjecture 6.2" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_statement_is_about_users():
     found = account(mechanism(2, 0.02, 4, 40), delta=1e-5, accountant="revealed-draws")
     text = str(found)

@@ -65,6 +65,7 @@ def test_a_user_costs_what_an_example_does(name):
     np.testing.assert_array_equal(*profiles)
 
 
+@pytest.mark.slow
 def test_calibration_and_what_attacks_reach_are_the_same():
     ours, theirs = pair("Poisson")
     noise, least = (
@@ -133,6 +134,7 @@ def test_a_budget_for_every_example_is_refused():
         RenyiFilter(**limits).check_plan(ours.scheme, ours.strategy)
 
 
+@pytest.mark.slow
 def test_simulation_is_of_users(tmp_path):
     users = MinSep(probability=0.05, min_sep=4, dataset_size=USERS, steps=12)
     scheme = PerUser(graph=GRAPH, users=users, group_size=2)

@@ -103,6 +103,7 @@ def test_exposure_says_nothing_about_the_order():
         assert [sizes[user] for user in run.users] == list(run.examples)
 
 
+@pytest.mark.slow
 def test_a_true_statement_about_unequal_users_passes():
     """Two examples of half of the users, hardly any noise: numbered by exposure 8% failed here.
 

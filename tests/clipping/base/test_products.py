@@ -15,7 +15,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("second", LAYOUTS)

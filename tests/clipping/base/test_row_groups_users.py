@@ -185,7 +185,7 @@ def released(model, data, *, scheme, reduction="sum", mode="bookkeeping", after=
     return found, rows, private
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=17)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("micro", [None, 6])
 @pytest.mark.parametrize(
@@ -400,6 +400,7 @@ def test_a_loss_that_mixes_rows_is_refused_within_a_user_too():
         released(model, data, scheme=everybody())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit():
     data = TensorDataset(numbers(1, 4, 4).float(), labels())
     users = MinSep(probability=0.4, min_sep=2, dataset_size=GRAPH.users, steps=8)

@@ -85,6 +85,7 @@ def test_bad_arguments_are_refused(make, error, message):
         make()
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=8), st.floats(1e-3, 1e3))
 def test_the_squares_of_the_groups_bounds_add_up_to_that_of_the_bound(shares, bound):

@@ -79,6 +79,7 @@ def test_styles_clip_differently():
             assert float((a - b).norm()) > 0.02
 
 
+@pytest.mark.sample(every=2)
 def test_a_broken_example_is_left_out_of_every_group(mode):
     for style in STYLES:
         model, data = precise(SIZE)
@@ -111,6 +112,7 @@ def test_groups_follow_the_optimizers_order_of_parameters():
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.sample(every=4)
 def test_a_filter_charges_what_is_left_after_clipping(mode):
     """Every example's Σ μ² against its contributions, step by step, until it is left out."""
     sigma = 1.5

@@ -68,6 +68,7 @@ def test_biases_alone(name):
     assert_equals_loop(model, texts())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", ["BERT, masked", "GPT-2"])
 @pytest.mark.parametrize("trained", ["bias", "weight"])
 def test_biases_alone_keep_no_inputs(name, trained):
@@ -166,7 +167,7 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=25)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters(adapter):
     name, config, trained = ADAPTERS[adapter]

@@ -89,6 +89,7 @@ def test_bert(reentrant):
     check(private, wanted)
 
 
+@pytest.mark.sample(every=3)
 @both
 def test_inputs_of_layers_are_not_kept_between_the_passes(reentrant):
     module = Blocks()

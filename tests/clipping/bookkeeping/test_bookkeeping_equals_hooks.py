@@ -64,6 +64,7 @@ def check_runs(a, *, reduction, most, style, strategy=None):
         assert float((got - right).norm()) <= tolerance * float(size)
 
 
+@pytest.mark.slow
 @few(14)
 @given(
     architectures(without=UNKNOWN["hooks"], views=(1, 1, 2), dtypes=(torch.float64,)),
@@ -75,6 +76,7 @@ def test_runs_in_both_modes_agree(a, reduction, most, style):
     check_runs(a, reduction=reduction, most=most, style=style)
 
 
+@pytest.mark.slow
 @few(5)
 @given(architectures(without=UNKNOWN["hooks"], dtypes=(torch.float32,)), STYLES)
 def test_runs_in_float32_agree_with_correlated_noise(a, style):

@@ -63,7 +63,7 @@ def check_batch(architecture, mode, share, weights, reduction):
     assert_sums(sums, wanted, factors, TOLERANCE[a.dtype])
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=33)
 @pytest.mark.parametrize(
     ("mode", "block"), [(m, b) for m in MODES for b in BLOCKS if b not in UNKNOWN[m]]
 )
@@ -76,7 +76,7 @@ def test_every_layer(mode, block):
     check()
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize(
     ("mode", "stem"), [(m, s) for m in MODES for s in STEMS if s not in UNKNOWN[m]]
 )
@@ -89,6 +89,7 @@ def test_every_stem(mode, stem):
     check()
 
 
+@pytest.mark.sample(every=3)
 @in_every_mode
 def test_views(mode):
     @examples(mode, 12)
@@ -104,6 +105,7 @@ def test_views(mode):
     check()
 
 
+@pytest.mark.sample(every=3)
 @in_every_mode
 def test_what_a_step_of_microbatches_releases(mode):
     @examples(mode, 12)
@@ -124,6 +126,7 @@ def test_what_a_step_of_microbatches_releases(mode):
     check()
 
 
+@pytest.mark.sample(every=3)
 @in_every_mode
 def test_broken_examples_count_nothing_and_hurt_nobody(mode):
     @examples(mode, 12)
@@ -140,6 +143,7 @@ def test_broken_examples_count_nothing_and_hurt_nobody(mode):
     check()
 
 
+@pytest.mark.sample(every=3)
 @in_every_mode
 def test_automatic_clipping(mode):
     @examples(mode, 12)
@@ -158,6 +162,7 @@ def test_automatic_clipping(mode):
     check()
 
 
+@pytest.mark.sample(every=3)
 @in_every_mode
 def test_clipping_by_layer(mode):
     @examples(mode, 12)

@@ -135,14 +135,14 @@ def assert_equals_loop(model, tensors, mode="bookkeeping"):
     return private
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_gradients_are_those_of_one_row_at_a_time(name, attention):
     assert_equals_loop(build(name, attention), texts())
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize("name", MODELS)
 def test_as_many_positions_as_rows(name):
     """The one shape where a row of positions looks like a batch."""

@@ -89,6 +89,7 @@ SHARED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("probe", ["shapes", "off"])
 def test_what_all_examples_share(name, probe):
@@ -116,6 +117,7 @@ def with_hidden(y):
     return torch.cat([y[0], hidden.transpose(0, 1).flatten(1)], dim=1)
 
 
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
@@ -236,6 +238,7 @@ MADE = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("through", [torch.exp, Past.apply], ids=["followed", "run again"])
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("probe", ["shapes", "off"])

@@ -107,6 +107,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sample(every=27)
 @pytest.mark.parametrize("labels", [3, ROWS])
 @pytest.mark.parametrize("words", [False, True], ids=["vectors", "words"])
 @pytest.mark.parametrize("name", LAYERS)

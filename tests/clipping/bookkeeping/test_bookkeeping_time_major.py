@@ -123,7 +123,7 @@ def floats(rows=ROWS, length=LENGTH, width=WIDTH):
 
 
 @pytest.mark.followed
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=34)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("take", TAKES)
 @pytest.mark.parametrize("kind", KINDS)

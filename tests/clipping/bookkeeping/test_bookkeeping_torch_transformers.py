@@ -107,6 +107,7 @@ def test_options_of_the_encoder(options):
     checked(Encoder, **options)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"bias": False}], ids=str)
 def test_the_whole_transformer(options):
     checked(Both, **options)

@@ -181,6 +181,7 @@ def test_a_gradient_by_the_inputs_between_the_passes():
     check(private, wanted)
 
 
+@pytest.mark.slow
 def test_forward_passes_without_a_backward_pass_leave_no_memory():
     a = dense()
     private = run_of(a)

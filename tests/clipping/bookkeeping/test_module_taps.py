@@ -186,6 +186,7 @@ def everything(module):
     return found
 
 
+@pytest.mark.sample(every=5)
 def test_nothing_is_left_in_the_module(a):
     module = a.module
     if isinstance(module, torch._dynamo.eval_frame.OptimizedModule):
@@ -250,6 +251,7 @@ def saved(module):
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.sample(every=9)
 def test_afterwards_it_trains_like_any_module_and_in_a_new_run(a):
     plain = copy.deepcopy(a.module)
     with run_of(a) as private:
@@ -284,6 +286,7 @@ def test_leaving_a_with_statement_takes_the_taps_off_also_after_an_error():
     assert runs[0].steps_executed == 3
 
 
+@pytest.mark.sample(every=4)
 def test_what_a_run_that_was_ended_still_says_and_refuses(mode):
     net = small_net()
     private = make(net, images(), mode, target_delta=1e-3, **separated(24, 8))

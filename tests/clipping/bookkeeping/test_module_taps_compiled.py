@@ -80,7 +80,7 @@ def after_in_place(a, backend):
 WAYS = [before, in_place, a_part, after, after_in_place]
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=13)
 @pytest.mark.parametrize(
     ("how", "backend"),
     [

@@ -57,6 +57,7 @@ READ = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", READ)
 def test_equals_the_loop(name, dtype):

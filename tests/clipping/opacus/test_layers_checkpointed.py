@@ -75,7 +75,7 @@ WAYS = {
 }
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=16)
 @hooked
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -104,7 +104,7 @@ PAST = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=7)
 @older
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", PAST)
@@ -188,7 +188,7 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=21)
 @older
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", RIGHT)

@@ -127,6 +127,7 @@ def test_an_answer_that_the_module_returns_is_no_constant_to_the_loop():
     assert SHOWN not in notes(run(Telling(ask), doubled))
 
 
+@pytest.mark.slow
 def test_answers_are_of_calls_with_the_same_numbers():
     class Scaled(Net):
         def forward(self, x, scale):

@@ -65,7 +65,7 @@ def test_slow_growth_counts_as_well():
         check_growth(BandMF(bands=2, coefficients=(1.0, 1.0)).bind(10_001), 10_001)
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("workload", [None, MomentumSGD(momentum=0.95)])
 def test_families_stay_far_below(workload):
     options = {} if workload is None else {"workload": workload}

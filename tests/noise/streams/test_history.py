@@ -64,7 +64,7 @@ CUTS = {
 }
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=21)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -82,6 +82,7 @@ def test_a_file_gives_the_bits_of_memory_at_every_step(name, cut, dtype, folder)
     assert held == other
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_short_writes_and_an_older_linux_change_no_bit(name, folder, monkeypatch):
     """A disk may take less than it is given, and Linux before 5.14 maps no block at once."""
@@ -119,6 +120,7 @@ def test_threads_that_share_the_blocks_give_the_same_bits(folder):
     assert_same(file, rows(open_stream(BSR(bands=3), like=like, steps=9), 9))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_runs_resume_from_memory_in_a_file_and_the_other_way(name, folder):
     expected = rows(open_stream(STRATEGIES[name]), STEPS)

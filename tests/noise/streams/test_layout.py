@@ -100,7 +100,7 @@ def rows_of(sizes, world):
     return found
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=10)
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"secure": True}])
 @pytest.mark.parametrize(
     "strategy", [Identity(), BandMF(bands=3), BLT(buffers=2, max_participations=2, min_sep=2)]

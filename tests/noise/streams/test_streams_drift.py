@@ -29,7 +29,7 @@ def drawn_by(stream, size):
     return out
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=40)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -54,6 +54,7 @@ def test_noise_of_ten_thousand_steps(strategy):
     assert error[-1000:].max() < 5 * error[:1000].max() + 1e-11
 
 
+@pytest.mark.slow
 def test_a_blt_stays_within_its_rounding_error_at_every_step():
     """u_t by 120 bits from the noise itself, for decays that outlast the run."""
     theta, omega = (0.99999, 0.5), (0.01, 0.4)
@@ -72,6 +73,7 @@ def test_a_blt_stays_within_its_rounding_error_at_every_step():
             assert 0 < apart <= stream.rounding_error
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_of_a_slow_decay(dtype):
     # 1 - θ is below the spacing of bfloat16: rounded to the nearest, the sum would stand still.

@@ -52,7 +52,7 @@ def composed(q, sigma, counts, remove):
     )
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=26)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_histories(seed):
     """Against dp_accounting and against our other composition, by one accountant: its tables of
@@ -78,6 +78,7 @@ def test_random_histories(seed):
     assert other * (1 - 2e-6) <= ours <= 1.002 * other
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("remove", [True, False])
 def test_delta_of_each_direction(remove):
     q, sigma, _, counts = history(13)
@@ -105,7 +106,7 @@ def two_steps(q, sigma, norms, epsilon):
     return max(remove, add)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=16)
 @pytest.mark.parametrize(
     ("q", "sigma", "norms", "epsilon"),
     [
@@ -131,7 +132,7 @@ def one_step(q, sigma, epsilon):
     return p - math.exp(epsilon) * ndtr(-at)
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=31)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize(("q", "loose"), [(0.3, 1.003), (0.01, 1.005), (1e-3, 1.1)])
 def test_one_step(q, sigma, loose):
@@ -168,6 +169,7 @@ def test_all_norms_at_the_clip_are_the_worst_case(q, sigma, steps):
         assert worst * (1 - 1e-6) <= uncapped <= 1.01 * worst, delta
 
 
+@pytest.mark.slow
 def test_monotone_in_counts_and_norms():
     accountant = IndividualPLD(probability=0.01, noise_multiplier=0.8)
     more = np.concatenate([at_norms([(0.4, n), (0.9, 30)]) for n in (100, 120, 150, 300, 1000)])
@@ -192,6 +194,7 @@ def test_no_sampling_is_one_gaussian(delta):
     np.testing.assert_allclose(accountant.delta(counts, 1.0), gaussian.delta(1.0, mu), rtol=1e-6)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("delta", [1e-15, 1e-30])
 def test_deep_delta(delta):
     q, sigma, counts = 0.2, 2.0, at_norms([(1.0, 40), (0.3, 100)])
@@ -210,6 +213,7 @@ def test_deep_delta_of_one_step(delta):
     assert one_step(0.5, 2.0, found) <= delta * (1 + 1e-6) <= one_step(0.5, 2.0, found / 1.002)
 
 
+@pytest.mark.slow
 def test_scales_that_differ_by_a_thousand_and_order():
     accountant = IndividualPLD(probability=0.02, noise_multiplier=0.6)
     rows = [

@@ -96,6 +96,7 @@ def test_adds_up_the_divergences_of_a_mixed_history():
         assert epsilon == pytest.approx(total + term / (order - 1), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_delta_may_differ_and_columns_may_be_asked_for_one_by_one():
     found = IndividualRenyi(probability=0.02, noise_multiplier=1.5, grid=COARSE)
     counts, deltas = histories(6, 500, COARSE, seed=4), np.geomspace(1e-9, 1e-3, 6)

@@ -137,6 +137,7 @@ def test_errors_for_another_workload():
     assert blt.max_error(n, workload) == pytest.approx(rows.max(), rel=1e-10)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("omega", [(0.1, 0.3), (0.5, 0.8)])
 @pytest.mark.parametrize("m", [1, 2, 5, 1000])
 @pytest.mark.parametrize("b", [1, 7, 60, 499])

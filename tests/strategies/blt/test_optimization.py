@@ -71,7 +71,7 @@ def test_variables_undo_the_map():
 # -- optimum -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=16)
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("m", "b"), [(1, 1), (2, 3), (6, 1)])
 @pytest.mark.parametrize("workload", [PREFIX_SUMS, MOMENTUM])
@@ -84,6 +84,7 @@ def test_tiny_runs_against_a_dense_optimizer(workload, m, b, objective):
     assert reached(blt, n, m, b) <= best * (1 + 1e-5)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_workloads_that_are_not_toeplitz(objective):
     n = 6
@@ -129,7 +130,7 @@ def restarts(n, d, objective, m, b, seeds, momentum=0.0):
     return np.exp(min(found))
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=26)
 @pytest.mark.parametrize(
     ("n", "d", "objective", "m", "b"),
     [
@@ -153,6 +154,7 @@ def test_no_worse_than_the_best_of_five_random_restarts(n, d, objective, m, b):
     assert reached(blt, n, m, b) <= restarts(n, d, objective, m, b, seeds=5) * (1 + 1e-6)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("n", "d", "objective", "m", "b"), [(1000, 4, "mean", 3, 2), (100, 2, "max", 5, 1)]
 )
@@ -164,6 +166,7 @@ def test_no_worse_than_random_restarts_with_momentum(n, d, objective, m, b):
     assert reached(blt, n, m, b) <= best * (1 + 1e-6)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("n", "objective", "m", "b"), [(2000, "mean", 1, 1), (500, "max", 4, 100)])
 def test_more_buffers_are_never_worse(n, objective, m, b):
     values = [
@@ -211,6 +214,7 @@ def test_mean_error_within_two_percent_of_the_dense_family():
 # -- long runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("m", "b"), [(1, 1), (10, 10**6), (10**5, 100)])
 def test_ten_million_steps_by_closed_forms(m, b, monkeypatch):
     def fail(*args):

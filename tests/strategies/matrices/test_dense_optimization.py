@@ -114,6 +114,7 @@ def test_two_steps_by_hand():
     assert gram[0, 1] == pytest.approx(x, abs=1e-2)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("n", "epochs"), [(60, 1), (60, 3), (60, 12), (60, 60), (200, 4)])
 @pytest.mark.parametrize("kind", ["sums", "momentum", "warm-up", "dense"])
 def test_certificates(n, epochs, kind):
@@ -177,7 +178,7 @@ def test_many_steps():
     assert found.gap <= 1e-5
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=10)
 @pytest.mark.parametrize(("n", "epochs"), [(2, 1), (4, 2), (4, 4), (6, 3), (6, 2)])
 def test_free_norms_against_a_generic_optimizer(n, epochs):
     """X with its free entries and the shares of each block's norms as unknowns."""

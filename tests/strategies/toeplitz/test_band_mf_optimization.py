@@ -204,6 +204,7 @@ def generic_optimum(n, bands, objective, workload):
     return np.exp(min(minimize(loss, s, method="Nelder-Mead", options=options).fun for s in starts))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("n", "bands"), [(5, 2), (8, 4)])
 @pytest.mark.parametrize("kind", WORKLOADS)

@@ -251,6 +251,7 @@ def test_long_runs():
     assert quality(bound, n, 4, n // 4) < 0.2 * quality(plain, n, 4, n // 4)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("n", "m", "b", "p", "most"),
     # Signs ≤ 0 reach 8.5951 and 5.3480; another library's optimizer 8.5504 and 5.3172.
@@ -286,6 +287,7 @@ def test_the_floor_s_gradient_against_finite_differences():
     np.testing.assert_allclose(bounded(a)[1], slope, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("n", "options"),
     [

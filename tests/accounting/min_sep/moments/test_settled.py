@@ -160,6 +160,7 @@ def test_starts_are_drawn_in_proportion_to_their_message(order: int) -> None:
         assert abs(seen - size * p) <= 6 * math.sqrt(size * p * (1 - p)) + 12, start
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("epsilon", [1.0, 6.0])
 def test_settled_terms_average_to_a_known_delta(epsilon: float) -> None:

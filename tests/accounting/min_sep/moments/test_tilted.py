@@ -132,6 +132,7 @@ KNOWN = MatrixMechanism(
 AS_MIN_SEP = make_law([1.0], 0.05, 1, 80)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("epsilon", [1.0, 6.0])
 def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon: float) -> None:
     known = float(PoissonPLD().profile(KNOWN, [epsilon]).remove[0])

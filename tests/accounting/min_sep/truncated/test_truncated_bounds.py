@@ -260,6 +260,7 @@ def small(largest=110, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_cap_of_the_whole_dataset_changes_nothing():
     asked = MatrixMechanism(scheme=small(1000), strategy=banded(1.0, 0.5), noise_multiplier=1.0)
     ours, theirs = MinSepRenyi(), MinSepRenyi()

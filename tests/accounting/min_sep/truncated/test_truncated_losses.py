@@ -181,6 +181,7 @@ def test_one_step_is_the_mixture_over_the_number_of_others(epsilon):
         assert error < 0.05 * exact
 
 
+@pytest.mark.slow
 def test_vectors_are_no_worse_than_numbers():
     """The step of the proof from vectors to numbers, for gradients of random directions."""
     rng, steps, sigma, gamma = np.random.default_rng(5), 4, 1.0, 1.3

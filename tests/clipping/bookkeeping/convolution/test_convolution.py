@@ -128,6 +128,7 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     assert bool((excess <= allowance).all()), (excess, allowance)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(cases(), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.data())

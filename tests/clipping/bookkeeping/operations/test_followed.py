@@ -116,7 +116,7 @@ FOLLOWED = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_equals_the_loop(name, dtype):

@@ -79,6 +79,7 @@ def test_gradients_are_those_of_one_row_at_a_time(family):
     assert_equals_loop(model, texts())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("family", IN_FLOAT32)
 def test_in_single_precision(family):
     ids, mask, _ = texts()

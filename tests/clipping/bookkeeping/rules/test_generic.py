@@ -254,7 +254,7 @@ def memory(request, monkeypatch):
         monkeypatch.setattr(generic, "_KEPT", 0)
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=25)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.usefixtures("memory")

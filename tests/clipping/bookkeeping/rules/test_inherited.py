@@ -26,7 +26,7 @@ def _own_rules():
     RULES.update(kept)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=25)
 @pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
 def test_every_rule_holds_for_subclasses_that_change_nothing(kind):
     class Same(kind):
@@ -226,7 +226,7 @@ def test_rules_of_users():
     assert rule_of(Underneath()) is None
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize(
     ("lazy", "shape", "kind"),
     [

@@ -59,6 +59,7 @@ class Net(nn.Module):
         return torch.tanh(self.norm(h.view(len(x), *self.shape)))
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("trained", ["weight and bias", "weight", "bias"])
 @pytest.mark.parametrize("name", STATISTICS)
 def test_frozen_norms(name, trained):

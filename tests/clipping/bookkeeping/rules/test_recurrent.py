@@ -101,7 +101,7 @@ def lengths_of(rng, rows, longest, ordered):
     return torch.tensor(sorted(lengths, reverse=True) if ordered else lengths)
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=21)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("seed", range(24))
 def test_every_recurrent_layer(seed, dtype):

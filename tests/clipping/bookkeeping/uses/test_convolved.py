@@ -28,7 +28,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=66)
 @pytest.mark.parametrize("dimensions", KINDS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(dimensions, name):
@@ -37,7 +37,7 @@ def test_options(dimensions, name):
     check_layer_rule(layer, torch.randn(3, 4, *SIZES[dimensions]))
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("size", [[9, 7], [10, 8], [9, 8]])
 def test_an_output_size_that_a_call_asks_for(size):
     layer = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=0)

@@ -134,6 +134,7 @@ def made(kind, how, shape=None):
     return case(Tables(run), torch.randn(shape or INPUTS[kind]))
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize(("kind", "how"), WAYS)
 def test_a_table_that_all_examples_share(kind, how):
     check_like_loop(made(kind, how))
