@@ -229,7 +229,7 @@ class SchemeContract(ABC):
         state = self.large_scheme().stream(self.seed).state_dict()
         with pytest.raises(ValueError, match="another scheme"):
             self.scheme().stream(self.seed).load_state_dict(state)
-        with pytest.raises(ValueError, match="no state"):
+        with pytest.raises(ValueError, match="not a state"):
             self.scheme().stream(self.seed).load_state_dict({"step": 0})
 
 

@@ -75,7 +75,7 @@ def test_state_of_something_else_is_refused():
         make(scheme=other).load_state_dict(state)
     with pytest.raises(ValueError, match="dataset of 59 examples"):
         make().load_state_dict({**state, "dataset_size": 59})
-    with pytest.raises(ValueError, match="no state"):
+    with pytest.raises(ValueError, match="not a state"):
         make().load_state_dict({})
 
 
