@@ -102,7 +102,7 @@ def test_groups_over_steps(tmp_path, drawn):
 @pytest.mark.parametrize(
     ("tables", "losses", "words"),
     [
-        ({}, None, "nothing to draw"),
+        ({}, None, "nothing to plot"),
         ({"a": table(1), "b": table(1, delta=1e-4)}, None, "same δ"),
         ({"a": table(1), "b": table(1, groups=("ill",))}, None, "of 'b' is of groups"),
         ({"a": table(1), "b": table(1, False)}, None, "to all or none"),

@@ -74,6 +74,7 @@ def uninterrupted(config, tmp_path_factory):
     return output
 
 
+@pytest.mark.followed  # as the uninterrupted run is, which is made before a test is chosen
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "numbers"),

@@ -194,5 +194,5 @@ def test_no_checkpoint_to_resume(tmp_path):
 
 def test_a_damaged_line_of_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2\n{"st')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: it is not JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not valid JSON"):
         read_metrics(tmp_path / "metrics.jsonl")

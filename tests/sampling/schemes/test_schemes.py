@@ -252,7 +252,9 @@ def test_every_scheme_is_made_for_a_batch_size():
 def test_epochs_are_stated_as_such_or_in_steps(scheme):
     given = {"batch_size": 20, "dataset_size": 100}
     assert scheme.for_batch_size(**given, steps=15) == scheme.for_batch_size(**given, epochs=3)
-    with pytest.raises(ValueError, match="steps=14 are no whole epochs of 5 steps; use 10 or 15"):
+    with pytest.raises(
+        ValueError, match="steps=14 is not a whole number of epochs of 5 steps: use 10 or 15"
+    ):
         scheme.for_batch_size(**given, steps=14)
     with pytest.raises(ValueError, match="use 5, or another"):
         scheme.for_batch_size(**given, steps=3)
