@@ -74,7 +74,7 @@ def uninterrupted(config, tmp_path_factory):
     return output
 
 
-@pytest.mark.followed  # as the uninterrupted run is, which is made before a test is chosen
+@pytest.mark.followed  # as the uninterrupted run, which is made before one is chosen
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "numbers"),
