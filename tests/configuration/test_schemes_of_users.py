@@ -111,7 +111,7 @@ def test_every_scheme_of_users_is_looked_at():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"cycle": 0}, "cycle"), ({"spread": 3}, "divisor"), ({"method": "x"}, "x")],
+    [({"cycle": 0}, "cycle"), ({"spread": 3}, "does not divide"), ({"method": "x"}, "x")],
 )
 def test_slots_that_cannot_be_are_refused_before_the_data_are_read(wrong, message):
     with pytest.raises(ValueError, match=message):

@@ -124,7 +124,7 @@ def test_a_lightning_loop_runs_the_whole_plan_and_learns_the_same(mode, options,
 
 def test_a_loop_that_fetches_ahead_is_told_what_to_set():
     model = Classifier("bookkeeping", scheme=SCHEME, max_physical_batch_size=2)
-    with pytest.raises(RuntimeError, match=r"before the next one.*set microbatches= instead of"):
+    with pytest.raises(RuntimeError, match=r"taking the next one.*set microbatches= instead of"):
         Lightning(max_epochs=1).fit(model)
     assert model.private.steps_executed == 0
 

@@ -295,7 +295,7 @@ class TestJoined:
             ValueError, match=r"optimizer 1 holds .*\(4, 1, 3, 3\).* an earlier one"
         ):
             JoinedOptimizer(sgd, torch.optim.SGD([module[0].weight], lr=0.1))
-        with pytest.raises(ValueError, match="ScaledAdam, which scales"):
+        with pytest.raises(ValueError, match="ScaledAdam, which rescales"):
             JoinedOptimizer(sgd, ScaledAdam(second, eps_scale=0.1))
         joined = JoinedOptimizer(sgd)
         with pytest.raises(ValueError, match="before joining them"):

@@ -87,7 +87,9 @@ def test_a_ledger_that_changes_during_the_run_is_noticed(tmp_path):
         ledger = StepLedger(MECHANISM, path)
         ledger.record(0, digest(0))
         change()
-        with pytest.raises(RuntimeError, match=r"was changed while this run was using it.*put it"):
+        with pytest.raises(
+            RuntimeError, match=r"was changed while this run was using it.*Restore it"
+        ):
             ledger.record(1, digest(1, version=1))
         assert len(ledger.digests) == 1
 

@@ -185,7 +185,7 @@ def test_a_filter_s_budget_has_its_curve(tmp_path):
     attacks = json.loads(as_json.read_text(encoding="utf-8"))["attacks"]
     assert attacks["curve_refused"] is None
     for other in (planned, dataclasses.replace(guarantee, epsilon=0.9)):
-        with pytest.raises(ValueError, match="not that of the record's budget"):
+        with pytest.raises(ValueError, match="does not match the record's budget"):
             filter_profile(record, other)
     alone = float(TradeOff.of(guarantee).true_positive_rate(0.01))
     assert attacks["true_positive_rate_at"]["0.01"] < alone
@@ -215,7 +215,7 @@ def test_a_curve_of_something_else_is_refused(tmp_path, changes):
         lambda: TradeOff.of(other, profile(SAMPLED)),
         lambda: privacy_report(other, tmp_path, profile=profile(SAMPLED)),
     ):
-        with pytest.raises(ValueError, match=f"profile: it is about {name}="):
+        with pytest.raises(ValueError, match=f"profile: it describes {name}="):
             act()
     untold = dataclasses.replace(profile(SAMPLED), adjacency=None, unit=None, mechanism_hash=None)
     assert TradeOff.of(other, untold).mu is not None

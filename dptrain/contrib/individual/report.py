@@ -165,8 +165,7 @@ class IndividualReport:
         """
         if not hasattr(private, "guarantee"):
             raise TypeError(
-                f"IndividualReport.of({type(private).__name__}): expected what make_private "
-                "returned"
+                f"IndividualReport.of({type(private).__name__}): must be the result of make_private"
             )
         record, stated = private.individual, private.stated_individual
         individual = private.individual_filter

@@ -152,7 +152,7 @@ def test_two_targets():
 
 
 def test_no_noise_level():
-    message = "no noise level with individual=: .*state noise_multiplier=.*or mechanism="
+    message = "no noise level with individual=: .*Set noise_multiplier=.*or mechanism="
     attempt(ValueError, message, noise_multiplier=None)
 
 

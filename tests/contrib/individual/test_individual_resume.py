@@ -143,7 +143,7 @@ REFUSED = {
     ),
     "another kind of filter": (lambda: saved(ODOMETER), "GDPOdometer"),
     "full consumption": (lambda: saved(FULL), "full_consumption"),
-    "changed steps": (lambda: tampered(active_counts=[SIZE]), "booked 1 steps"),
+    "changed steps": (lambda: tampered(active_counts=[SIZE]), "covers 1 steps"),
     "changed size": (lambda: tampered(size=SIZE + 1), f"{SIZE + 1} examples"),
     "a shorter record": (lambda: spending(torch.zeros(3)), r"float32\[3\]"),
     "negative spendings": (lambda: spending(-torch.ones(SIZE).double()), "outside the budget"),

@@ -142,7 +142,7 @@ def test_another_record_is_refused():
     record = record_of(4, size=3)
     run_step(record, {0: 0.5})
     state = record.state_dict()
-    with pytest.raises(ValueError, match="of 3 examples"):
+    with pytest.raises(ValueError, match="has 3 examples"):
         record_of(4, size=4).load_state_dict(state)
     with pytest.raises(ValueError, match=r"order 2\.0"):
         record_of(4, size=3, order=3.0).load_state_dict(state)

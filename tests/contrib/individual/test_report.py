@@ -210,7 +210,7 @@ def test_a_missing_folder_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("# NOT FOR RELEASE", "# released", "does not begin"),
+        ("# NOT FOR RELEASE", "# released", "does not start"),
         ('"format": 1', '"format": 9', "format 9"),
         ("example,epsilon", "example,eps", "columns"),
         ("3,0.4,1,not for release\n", "", "5 of 6 examples"),

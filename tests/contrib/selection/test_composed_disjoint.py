@@ -85,7 +85,7 @@ def test_epsilon_and_delta_of_a_curve_are_each_others_inverse():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="there are none"):
+    with pytest.raises(ValueError, match="at least one"):
         ComposedRuns([])
     with pytest.raises(TypeError, match="disjoint"):
         ComposedRuns([gaussian_trade_off(1.0)], disjoint="yes")

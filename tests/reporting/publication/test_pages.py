@@ -183,7 +183,7 @@ def test_without_a_statement_there_is_nothing_to_write(tmp_path, capsys, flag):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"kind": "estimate"}, "an estimate"), ({"epsilon": "inf"}, "promises nothing")],
+    [({"kind": "estimate"}, "an estimate"), ({"epsilon": "inf"}, "no protection")],
 )
 def test_what_promises_nothing_is_not_published(value, changes, words):
     changed = {**value, "guarantee": {**value["guarantee"], **changes}}

@@ -148,7 +148,7 @@ def test_the_length_is_that_of_the_iteration_or_not_known():
 def test_bad_microbatches(options):
     with pytest.raises((TypeError, ValueError), match=r"PrivateLoader: microbatches="):
         make(**options)
-    with pytest.raises(ValueError, match=r"max_physical_batch_size=3 with microbatches=2"):
+    with pytest.raises(ValueError, match=r"max_physical_batch_size=3 and microbatches=2"):
         make(microbatches=2, max_physical_batch_size=3)
 
 

@@ -140,7 +140,7 @@ def test_read_from_a_file_it_draws_once_attached():
         ({"batch_size": 21.0}, "smallest of cycle=4 slots has "),
         ({"batch_size": 0.0}, "batch_size"),
         ({"cycle": 100}, "cycle=100"),
-        ({"spread": 3}, "divisor"),
+        ({"spread": 3}, "does not divide"),
         ({"steps": 0}, "steps"),
         ({"max_batch_size": 0}, "max_batch_size"),
     ],

@@ -211,7 +211,7 @@ def test_json_keeps_the_facts_and_attach_the_slots():
     [
         ({"cycle": 0}, "cycle"),
         ({"cycle": 41}, "cycle=41"),
-        ({"cycle": 4, "spread": 3}, "divisor"),
+        ({"cycle": 4, "spread": 3}, "does not divide"),
         ({"cycle": 4, "spread": 0}, "spread"),
         ({"cycle": 4, "method": "kmeans"}, "kmeans"),
         ({"cycle": 4, "seed": -1}, "seed"),
