@@ -584,7 +584,7 @@ def test_no_file_is_named_by_a_training_loss(tmp_path, filename, module, weights
     if filename is None:
         saves.CHECKPOINT_NAME_LAST = "last {train_loss}"
     fit = trainer(private_callback(), saves, enable_checkpointing=True)
-    with pytest.raises(ValueError, match="puts 'train_loss', .* into the names of its files"):
+    with pytest.raises(ValueError, match=r"puts 'train_loss', .* into the names of its files"):
         fit.fit(module(), loader())
     assert not list(tmp_path.iterdir())
 
