@@ -30,7 +30,6 @@ from dptrain.integrations.transformers.plan import graph_of
 from dptrain.sampling import AttributionGraph
 from dptrain.sampling.loading.dataset import fingerprint
 from dptrain.sampling.loading.position import check_state
-from scripts.paper.per_example_norms import per_example_norms
 from tests.helpers.engine import everything_every_step, make
 from tests.helpers.texts_of_the_code import PUBLIC, ROOT, SEEN, leaves, of_the_code, texts, unseen
 
@@ -204,13 +203,6 @@ def _told_to_others(number):
         raise UsersOwn(f"row {_features(number)[0]}")
 
 
-def _norms(number):
-    module = nn.Linear(3, 2)
-    data = TensorDataset(_features(number), torch.arange(6) % 2)
-    private = make(module, data, "bookkeeping", scheme=everything_every_step(6, 2))
-    per_example_norms(private.module, private.module(_features(number)), rows=6)
-
-
 def _wrong_rule(number):
     def rule(layer, inputs, gradient):
         return {"weight": gradient * inputs[0] * (1 + inputs[0].abs())}
@@ -248,7 +240,6 @@ REFUSALS = {
     "a row that cannot be read": lambda n: fingerprint(Unreadable(n)),
     "a collate function that mixes": _mixed_up,
     "a rank that fails": _told_to_others,
-    "a loss of many numbers": _norms,
     "a state that is none": lambda n: check_state(
         _features(n), scheme=None, dataset_size=6, known_by=str
     ),
