@@ -206,8 +206,8 @@ def test_gradients_past_the_layers_are_refused(found):
 
 def test_a_module_that_mixes_examples_is_refused_on_all_ranks(found):
     first, second = found(2, "mixed")
-    assert "depends on another" in first["error"]
-    assert "depends on another" in second["error"]
+    assert "changed when another" in first["error"]
+    assert "changed when another" in second["error"]
     one, other = found(2, "one rank fails")
     assert other["error"] == "RuntimeError: odd"
     place = r"RuntimeError in \w+ \(\w+\.py, line \d+\)"  # and not what it says

@@ -63,7 +63,7 @@ clipping/opacus/per_example.py: new others
 clipping/owners/answers.py: basename() f_lineno
 clipping/owners/rules/products.py: k
 clipping/owners/trace.py: operator
-clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed tested
+clipping/owners/watch.py: _remedy() _seed apart escapes event event() get() lost mixed tested
 clipping/probe/inputs.py: k key
 clipping/probe/examination.py: _say_of() format()
 clipping/probe/probe.py: error get()
@@ -85,7 +85,7 @@ engine/shards.py: left odd
 engine/state_watch.py: changed number
 engine/unfinished.py: counts
 engine/validation.py: error extra missing n wrong
-individual/filter.py: error largest value
+individual/filter.py: largest value
 contrib/individual/odometer.py: i kept last
 individual/record.py: get() missing state wrong
 contrib/individual/renyi_record.py: _factor
