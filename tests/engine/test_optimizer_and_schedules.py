@@ -300,9 +300,9 @@ class TestJoined:
         joined = JoinedOptimizer(sgd)
         with pytest.raises(ValueError, match="before joining them"):
             joined.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-        with pytest.raises(ValueError, match="of 2 joined optimizers, and there are 1 here"):
+        with pytest.raises(ValueError, match="from 2 joined optimizers, and there are 1 here"):
             joined.load_state_dict({"parts": [{}, {}]})
-        with pytest.raises(ValueError, match="of no joined optimizers"):
+        with pytest.raises(ValueError, match="from no joined optimizers"):
             joined.load_state_dict(sgd.state_dict())
 
     @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_guarantee_is_the_budgets_where_the_plan_is_larger():
         ({"personal_clipping": math.inf}, ValueError, "personal_clipping"),
         ({"personal_clipping": "1"}, TypeError, "personal_clipping"),
         ({"personal_clipping": True}, TypeError, "personal_clipping"),
-        ({"max_steps": math.inf}, ValueError, "bounded"),
+        ({"max_steps": math.inf}, ValueError, "a bound on the number of steps"),
         ({"epsilon": 0.0}, ValueError, "epsilon"),
         ({"delta": 1.0}, ValueError, "delta"),
     ],
