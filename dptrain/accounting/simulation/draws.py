@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -78,11 +79,13 @@ class Kept:
         self.known: dict[tuple[float, ...], dict[int, ChunkSums]] = {}
         versions = {"numpy": np.__version__, "torch": torch.__version__}
         first = {"what": WHAT, "question": question, "versions": versions, "rule": list(rule)}
-        # A line that an end of the process cut short has no newline.
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        # A line that an end of the process cut short has no newline; the others stay as they are.
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        *lines, cut = text.split("\n")
         if lines:
             self._read(lines, first)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if cut:
+            os.truncate(path, len(text.encode()) - len(cut.encode()))
         if not lines:
             self._append({**first, "seed": str(seed)})
 
