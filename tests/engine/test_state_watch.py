@@ -518,7 +518,9 @@ def test_frozen_norms_refuse_to_run_after_train(mode, name):
 )
 def test_older_modes_refuse_to_train_the_weights_of_frozen_norms(older, norm):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
-    with pytest.raises(ValueError, match=r"layer '1' .*weight and bias.*affine=True"):
+    with pytest.raises(
+        ValueError, match=r"layer '1' .*with trainable weight and bias.*affine=True"
+    ):
         make(net, images(), older, scheme=None, epochs=1)
 
 

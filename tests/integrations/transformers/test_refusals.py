@@ -227,7 +227,7 @@ def test_a_loss_function_that_ties_the_examples_is_refused(tmp_path, loss):
     private = trainer(tmp_path, tagger(), Tagged(), more={"compute_loss_func": loss})
     # A batch, which is drawn in secret, whose first examples have as many labels each tells nothing
     # by its loss; its gradients do.
-    together = r"compute_loss_func for . examples together does not give.*educe"
+    together = r"compute_loss_func for . examples together does not give.*Reduce each example"
     with pytest.raises(
         RuntimeError, match=rf"{together}|divides by a number that depends on the whole batch"
     ):
