@@ -101,7 +101,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, text, words, match):
 
 def test_what_is_no_run_is_refused(tmp_path, finished, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert "neither privacy_report.json nor checkpoint.pt" in capsys.readouterr().err
+    assert "contains neither privacy_report.json nor checkpoint.pt" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
     shutil.copytree(finished, damaged)
     (damaged / "privacy_report.json").unlink()
@@ -115,7 +115,7 @@ def test_what_is_no_run_is_refused(tmp_path, finished, capsys):
     assert "no 'guarantee'" in capsys.readouterr().err
     other.write_text("{")
     assert main(["report", str(other)]) == 2
-    assert "no JSON" in capsys.readouterr().err
+    assert "not valid JSON" in capsys.readouterr().err
     (damaged / "privacy_report.json").write_text((finished / "privacy_report.json").read_text())
     (damaged / "metrics.jsonl").unlink()
     assert main(["report", str(damaged), "--plot", str(tmp_path / "p.png")]) == 2

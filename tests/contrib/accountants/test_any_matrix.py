@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.contrib.accountants.any_matrix import (
     AnyMatrixLosses,
     MinSepAnyMatrix,
@@ -18,6 +17,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BSR, SquareRoot, Tree
 from dptrain.testing import AccountantContract
+from tests.helpers.min_sep_losses import min_sep_means
 from tests.helpers.plain_means import estimate
 from tests.oracles import enumeration
 
@@ -123,7 +123,7 @@ def test_close_to_the_exact_accountant_where_both_apply() -> None:
     scheme = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=24)
     mechanism = MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=2.0)
     bound = estimate(MinSepAnyMatrix(), mechanism, [0.5], seed=1)
-    exact = estimate(MinSepImportance(), mechanism, [0.5], seed=2)
+    exact = min_sep_means(mechanism, [0.5], seed=2)
     for side in ("remove", "add"):
         gap = getattr(bound, side)[0] - getattr(exact, side)[0]
         error = math.hypot(getattr(bound, f"{side}_error")[0], getattr(exact, f"{side}_error")[0])
