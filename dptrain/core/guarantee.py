@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from dptrain.core import checks
 from dptrain.core.json_value import parsed
+from dptrain.core.text import capital
 
 
 class Adjacency(enum.Enum):
@@ -96,32 +97,30 @@ class Unit:
     def protected(self, adjacency: Adjacency) -> str:
         """Sentence on what is protected and what is not, for somebody who knows no symbols."""
         if self.kind == "user":
-            # Under any relation: the graph is public, so that somebody was there is, too.
-            whatever = ", whatever else that might have been"
-            if adjacency.one_side_empty:
-                whatever = ""
-            everything = f"protected is everything that any one user contributed{whatever}"
-            nobody = "Nobody's protection depends on what others contributed."
-            public = "Who belongs to which example counts as public and is not protected"
-            if self.max_examples is None:
-                return f"{everything}, in however many examples. {nobody} {public}"
+            # Under any relation the graph is public, and so is that a user contributed.
+            most, left_out = "however many examples that is", ""
+            if self.max_examples is not None:
+                most = f"at most {self.max_examples} {self._examples}, copies included"
+                left_out = " Examples left out to keep to this bound were not used in training."
+            other = "" if adjacency.one_side_empty else ", but not that the user contributed"
             return (
-                f"{everything}, at most {self.max_examples} {self._examples}, copies counted. "
-                f"{nobody} Examples that were left out to keep to this bound are not in the "
-                f"training at all. {public}"
+                f"everything that any one user contributed is protected ({most}){other}. The "
+                "protection of a user does not depend on what other users contributed."
+                f"{left_out} Which examples belong to which users counts as public and is not "
+                "protected"
             )
         match adjacency:
             case Adjacency.ZERO_OUT:
-                what = "whatever any one training example contributed"
+                what = "the contribution of any one training example"
             case Adjacency.ADD_REMOVE:
-                what = "any one training example, also that it was there"
+                what = "any one training example, including whether it was in the data,"
             case Adjacency.REPLACE_ONE:
-                what = "what any one training example says, whatever else it might have said"
+                what = "the content of any one training example"
             case _:
                 assert_never(adjacency)
-        number = "; how many examples there are is not protected" if adjacency.public_size else ""
+        number = "; the number of examples is not protected" if adjacency.public_size else ""
         return (
-            f"protected is {what}. Several examples of one person are protected one by one, not "
+            f"{what} is protected. Several examples of one person are protected individually, not "
             f"together{number}"
         )
 
@@ -144,9 +143,9 @@ class Kind(enum.Enum):
     def sentence(self) -> str:
         """Words on how far the number can be trusted."""
         return {
-            Kind.EXACT: "computed exactly, up to rounding towards a larger ε",
+            Kind.EXACT: "computed exactly, up to rounding toward a larger ε",
             Kind.UPPER_BOUND: "a proven upper bound",
-            Kind.VERIFIED: "verified by simulation, the chance of a wrong verdict being part of δ",
+            Kind.VERIFIED: "verified by simulation, with the probability of a wrong verdict in δ",
             Kind.CONFIDENCE: "a bound by simulation, wrong with at most the stated probability",
             Kind.ESTIMATE: "an ESTIMATE WITHOUT PROOF, not to be quoted as a guarantee",
         }[self]
@@ -245,7 +244,8 @@ class Guarantee:
             return "In plain words: nothing and nobody is protected."
         sure = ", if the estimate is right" if self.kind is Kind.ESTIMATE else ""
         return (
-            f"In plain words, as far as ε and δ reach{sure}: {self.unit.protected(self.adjacency)}."
+            f"In plain words, to the extent given by ε and δ{sure}: "
+            f"{self.unit.protected(self.adjacency)}."
         )
 
     def __str__(self) -> str:
@@ -255,15 +255,15 @@ class Guarantee:
         if self.steps_executed == self.steps_planned:
             ran = " (all of them have run)"
         source = f", drawn by {self.noise_generator}" if self.noise_generator else ""
-        notes = "".join(f" {note.rstrip('.')}." for note in self.notes)
+        notes = "".join(f" {capital(note.rstrip('.'))}." for note in self.notes)
         return (
             f"Training is (ε = {self.epsilon:.6g}, δ = {self.delta:.6g})-differentially private "
-            f"for each {self.unit.noun}: whatever is observed of the released model and of all its "
+            f"for each {self.unit.noun}: anything observed of the released model and all its "
             f"{self.steps_planned} noisy updates{ran} would have been about as likely, within a "
-            f"factor e^ε and up to probability δ, had the data differed in that "
-            f"{self.adjacency.sentence(self.unit)}. Batches were drawn by {self.scheme['type']}, "
-            f"noise by {self.strategy['type']} with multiplier σ = {self.noise_multiplier:.6g}"
-            f"{source}; the statement is {self.kind.sentence} "
+            f"factor e^ε and up to probability δ, on a neighboring data set, in which "
+            f"{self.adjacency.sentence(self.unit)}. Batches were drawn by {self.scheme['type']}; "
+            f"the noise has correlation {self.strategy['type']} and multiplier "
+            f"σ = {self.noise_multiplier:.6g}{source}. The statement is {self.kind.sentence} "
             f"(accountant: {self.accountant}). {self.plain}{notes}"
         )
 

@@ -48,6 +48,11 @@ def named_error(error: BaseException) -> str:
     return f"{kind} in {last.name} ({pathlib.Path(last.filename).name}, line {last.lineno})"
 
 
+def capital(text: str) -> str:
+    """A text whose first letter, if it is an ASCII one, is a capital."""
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
+
+
 def duration(seconds: float) -> str:
     """A time in three digits, in seconds or milliseconds."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

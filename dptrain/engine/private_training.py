@@ -65,13 +65,13 @@ SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
 )
-_APART = "the guarantee assumes that the module treats every example of a batch by itself, which "
+_APART = "the guarantee assumes that the module treats every example separately, which "
 PROBE_NOTES = {
     "first": _APART + "was checked on the first batch only (probe='first')",
     "off": _APART + "was not checked (probe='off')",
 }
 OUTSIDE_NOTE = _APART + (
-    "was not checked for the parts of it that were called without its own forward (in a "
+    "was not checked for those parts that were called without the module's own forward (in a "
     "training_step, say)"
 )
 DETACHED = (
@@ -80,11 +80,11 @@ DETACHED = (
 )
 RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
-    "that no later step had been released otherwise than in this run"
+    "that no later step was released outside this run"
 )
 PLATEAU_NOTE = (
-    "the learning rate followed a figure that the training loop measured (ReduceLROnPlateau); the "
-    "guarantee assumes that the figure is one of public data, or of what the run released"
+    "the learning rate followed a metric that the training loop measured (ReduceLROnPlateau); the "
+    "guarantee assumes that the metric depends only on public data or on what the run released"
 )
 
 

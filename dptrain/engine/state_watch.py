@@ -18,8 +18,8 @@ WINDOW = 1 << 24  # bytes whose values are compared in every step
 _PART = "[part "  # of a tensor that is made of several, as sparse ones are
 
 PUBLIC_NOTE = (
-    "the guarantee does not cover what the model's forward passes left in {}, which the trainer "
-    "declared public (buffers of Gradients)"
+    "the guarantee does not cover what the model's forward passes wrote to {}, which the trainer "
+    "declared public (Gradients(buffers=...))"
 )
 
 

@@ -83,19 +83,19 @@ class Rounding:
             delta: δ that is stated.
         """
         said = (
-            f"Every release is a whole number of 2^-{self.grid_bits} σR; gradients are clipped to "
-            f"{_up(100 * self.pad)} % less than R, which pays for rounding their sums to it; that "
-            "float32 sums of clipped gradients differ by no more than these is assumed (4.8e-4 R "
-            "more at worst for 64 rows in a part)"
+            f"Every release is a multiple of 2^-{self.grid_bits} σR; gradients are clipped to a "
+            f"norm {_up(100 * self.pad)} % below R, which covers the rounding of their sums to "
+            "these multiples; the guarantee assumes that float32 sums of clipped gradients differ "
+            "by no more than the gradients (by 4.8e-4 R more at worst, for 64 rows in a part)"
         )
         if self.error is None:
-            return f"{said}; how the noise stream rounds what it keeps is assumed to be immaterial"
+            return f"{said}, and that the rounding within the noise stream is immaterial"
         if not math.isfinite(epsilon):
             return said
         more, rare = self.left(epsilon, delta)
         return (
-            f"{said}; the law of the computed normals and rounding within the noise add at most "
-            f"{_up(more)} to ε and {_up(rare)} to δ, beyond the numbers above"
+            f"{said}; the distribution of the computed normals and the rounding within the noise "
+            f"add at most {_up(more)} to ε and {_up(rare)} to δ, beyond the numbers above"
         )
 
 

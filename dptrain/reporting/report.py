@@ -39,45 +39,46 @@ STATEMENT = "privacy_report.json"
 STATEMENT_TEXT = "privacy_report.md"
 """The privacy statement for people, in the folder of a run."""
 
-DECLARED = "By whoever trained; none of it follows from the numbers above."
+DECLARED = "Stated by the trainer; none of it follows from the numbers above."
 _LONGEST_CELL = 1000  # characters of a text in a table
 
 _COMMON = (
-    "It covers the training examples only. Whatever else was learned from them (choice of "
-    "hyperparameters, of the model or of the number of steps, preprocessing fitted to them) is not "
-    "covered unless it used public information or a privacy budget of its own.",
-    "It covers everything that follows from the noisy updates: the final model, every intermediate "
-    "model, and whatever is computed from them.",
-    "It takes for granted that the training loop treated every example by itself: a loss that is "
-    "the mean or the sum of one for each example, nothing made of several examples before the "
-    "model, no state carried from batch to batch, and no setting (learning rate, clipping norm) "
-    "that was chosen by looking at the training batches. What the run can see of this it refuses; "
-    "the rest is the trainer's word.",
-    "It does not cover checkpoints, seeds, generator states, batch contents or sizes, or metrics "
-    "of the training batches. They must not be released.",
+    "The guarantee covers the training examples only. Anything else that was learned from them "
+    "(the choice of hyperparameters, of the model or of the number of steps, preprocessing fitted "
+    "to them) is not covered, unless it used public information or a privacy budget of its own.",
+    "It covers everything that is computed from the noisy updates: the final model, every "
+    "intermediate model, and all that follows from them.",
+    "It assumes that the training loop treated every example separately: the loss is the mean or "
+    "the sum of one loss per example, nothing before the model combines several examples, no state "
+    "is carried from batch to batch, and no setting (learning rate, clipping norm) was chosen by "
+    "looking at the training batches. The run refuses what it can detect of this; the trainer "
+    "answers for the rest.",
+    "It does not cover checkpoints, seeds, generator states, contents or sizes of batches, or "
+    "metrics of the training batches. They must not be released.",
 )
 _IDEAL = (
-    "The analysis takes the noise to be exactly Gaussian and all random numbers to be independent."
+    "The analysis assumes that the noise is exactly Gaussian and that all random numbers are "
+    "independent."
 )
 _ROUNDED = (
     "Its numbers are pseudorandom normals, rounded to a public grid on which the noisy sums are "
-    "released; what that adds to ε and δ stands in the notes."
+    "released; the notes state what this adds to ε and δ."
 )
 _BATCHES = (
-    "Batches were drawn by PCG64-DXSM, a pseudorandom generator that is good for statistics and "
-    "not cryptographic (a scheme from elsewhere may bring its own)."
+    "Batches were drawn by PCG64-DXSM, a statistical and not a cryptographic pseudorandom "
+    "generator (a scheme from another package may use its own)."
 )
 _INDIVIDUAL = (
-    "Every example had a privacy budget of its own. What each example has spent, which ones were "
-    "still active and how many were at each step are computed from the raw examples: they are not "
+    "Every example had a privacy budget of its own. The budget that each example has spent, which "
+    "examples were active in a step and how many are computed from the raw examples: they are not "
     "covered and must not be released."
 )
 _PUBLIC = "The number of examples N, the expected batch size and all fields below are public."
 _MORE = {
     Kind.VERIFIED: "The noise level was tested by simulation against a grid that was fixed "
-    "beforehand; the chance that a wrong level was accepted is part of δ.",
-    Kind.CONFIDENCE: "The noise level was fixed and ε is a bound by simulation: the claim is wrong "
-    "with at most the stated probability, over the simulation and not over the training.",
+    "beforehand; the probability that a wrong level was accepted is part of δ.",
+    Kind.CONFIDENCE: "The noise level was fixed and ε is a bound by simulation: it is wrong with "
+    "at most the stated probability, over the simulation and not over the training.",
     Kind.ESTIMATE: "This is an estimate. It must not be published as a guarantee.",
 }
 
@@ -87,8 +88,8 @@ def conditions(guarantee: Guarantee) -> list[str]:
     found = [*_COMMON, _randomness(guarantee.noise_generator), _data_sets(guarantee.adjacency)]
     if guarantee.unit.kind == "example":
         found.append(
-            "It is about one example: someone who contributed several is protected less, and "
-            "their privacy loss adds up."
+            "It is about one example: a person who contributed several examples is protected "
+            "less, because their privacy losses add up."
         )
     if _is_individual(guarantee):
         found.append(_INDIVIDUAL)
@@ -111,15 +112,16 @@ def _data_sets(adjacency: Adjacency) -> str:
     match adjacency:
         case Adjacency.ZERO_OUT:
             return (
-                "N is the same for both data sets: leaving someone out means that their "
-                f"contribution is replaced by zero. {_PUBLIC}"
+                "N is the same for both data sets: leaving a contribution out means replacing it "
+                f"by zero. {_PUBLIC}"
             )
         case Adjacency.ADD_REMOVE:
             return (
                 "The two data sets differ in size by one, so the number of examples is private: "
-                "this statement neither tells it nor depends on it, and it must not be published. "
-                "Public are the nominal size, which stands for it, and all fields below. The sum "
-                "of a step was divided by the expected batch size of that many examples."
+                "this statement neither contains it nor depends on it, and it must not be "
+                "published. The nominal size, which is used in its place, and all fields below are "
+                "public. The sum of a step was divided by the expected batch size of that many "
+                "examples."
             )
         case Adjacency.REPLACE_ONE:
             return f"The two data sets have the same size. {_PUBLIC}"
@@ -141,7 +143,7 @@ def _randomness(generator: str | None) -> str:
         )
     what = "a cryptographic generator"
     if PHILOX in generator:
-        plain = "one that is good for statistics and not cryptographic (secure=True has one)"
+        plain = "a statistical and not a cryptographic one (secure=True uses a cryptographic one)"
         what = plain if AES not in generator else f"{what} on the CPU, {plain} on CUDA"
     return f"{_IDEAL} The noise was drawn by {generator}: {what}. {_ROUNDED} {_BATCHES}"
 
@@ -353,8 +355,8 @@ def curve_words(refused: str | None) -> list[str]:
     if refused is None:
         return []
     return [
-        "No curve δ(ε) is behind these numbers: they follow from ε and δ alone, and what an attack "
-        f"reaches in truth may be far less. The reason: {refused.rstrip('.')}."
+        "These limits follow from ε and δ alone, without a curve δ(ε), and the true ones may be "
+        f"far lower. The reason: {refused.rstrip('.')}."
     ]
 
 

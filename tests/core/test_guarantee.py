@@ -54,14 +54,14 @@ def test_sentence_says_what_when_and_for_whom():
     assert "user with up to 4 training examples" in str(user)
     estimate = dataclasses.replace(BASE, kind=Kind.ESTIMATE)
     assert "WITHOUT PROOF" in str(estimate)
-    assert "with a condition." in str(BASE.with_notes("with a condition"))
+    assert "With a condition." in str(BASE.with_notes("with a condition"))
 
 
 def test_the_generator_is_named_where_it_is_known():
     assert ", drawn by" not in str(BASE)
     assert BASE.noise_generator is None
     named = BASE.drawn_by("AES-256-CTR")
-    assert "σ = 1.25, drawn by AES-256-CTR; the statement is" in str(named)
+    assert "σ = 1.25, drawn by AES-256-CTR. The statement is" in str(named)
     assert dataclasses.replace(named, noise_generator=None) == BASE
     value = json.loads(BASE.to_json())
     del value["noise_generator"]  # what was written before there was this field
@@ -71,18 +71,25 @@ def test_the_generator_is_named_where_it_is_known():
 USER = Unit(kind="user", max_examples=4)
 PLAIN = {
     (Unit(), Adjacency.ZERO_OUT): [
-        "whatever any one training example contributed",
-        "how many examples there are is not protected",
+        "the contribution of any one training example is protected",
+        "the number of examples is not protected",
     ],
-    (Unit(), Adjacency.ADD_REMOVE): ["any one training example, also that it was there"],
+    (Unit(), Adjacency.ADD_REMOVE): [
+        "any one training example, including whether it was in the data"
+    ],
     (Unit(), Adjacency.REPLACE_ONE): [
-        "what any one training example says, whatever else it might have said",
-        "how many examples there are is not protected",
+        "the content of any one training example is protected",
+        "the number of examples is not protected",
     ],
-    (USER, Adjacency.ZERO_OUT): ["everything that any one user contributed, at most 4 examples"],
-    (USER, Adjacency.ADD_REMOVE): ["everything that any one user contributed, at most 4 examples"],
+    (USER, Adjacency.ZERO_OUT): [
+        "everything that any one user contributed is protected (at most 4 examples, copies included)."
+    ],
+    (USER, Adjacency.ADD_REMOVE): [
+        "everything that any one user contributed is protected (at most 4 examples, copies included)."
+    ],
     (USER, Adjacency.REPLACE_ONE): [
-        "everything that any one user contributed, whatever else that might have been, at most 4"
+        "everything that any one user contributed is protected (at most 4 examples, copies included)",
+        ", but not that the user contributed",
     ],
 }
 
@@ -92,30 +99,33 @@ def test_plain_words_say_who_is_protected_and_what_is_not(unit, adjacency):
     guarantee = dataclasses.replace(BASE, unit=unit, adjacency=adjacency)
     text = guarantee.plain
     assert text in str(guarantee)
-    assert text.startswith("In plain words, as far as ε and δ reach: protected is ")
+    assert text.startswith("In plain words, to the extent given by ε and δ: ")
     for part in PLAIN[unit, adjacency]:
         assert part in text
     if unit.kind == "user":
-        assert "Who belongs to which example counts as public and is not protected" in text
-        assert "left out to keep to this bound are not in the training at all" in text
-        assert "Nobody's protection depends on what others contributed" in text
-        assert "it was there" not in text  # the graph is public under any relation
+        assert "Which examples belong to which users counts as public and is not protected" in text
+        assert "left out to keep to this bound were not used in training" in text
+        assert "The protection of a user does not depend on what other users contributed" in text
+        assert "whether" not in text  # the graph is public under any relation
     else:
-        assert "Several examples of one person are protected one by one, not together" in text
+        assert "Several examples of one person are protected individually, not together" in text
     # N is private where an example may be added or removed.
     silent = adjacency is Adjacency.ADD_REMOVE or unit.kind == "user"
-    assert ("how many examples there are" in text) is not silent
+    assert ("the number of examples is" in text) is not silent
     assert len(text.split()) < 75
 
 
 def test_plain_words_do_not_promise_what_is_not_there():
     one = dataclasses.replace(BASE, unit=Unit(kind="user", max_examples=1))
-    assert "at most 1 example, copies counted" in one.plain
+    assert "at most 1 example, copies included" in one.plain
     for nothing in ({"epsilon": float("inf")}, {"delta": 1.0}):
         text = dataclasses.replace(BASE, **nothing).plain
         assert text == "In plain words: nothing and nobody is protected."
     estimate = dataclasses.replace(BASE, kind=Kind.ESTIMATE)
-    assert "as far as ε and δ reach, if the estimate is right: protected" in estimate.plain
+    assert (
+        "to the extent given by ε and δ, if the estimate is right: the contribution"
+        in estimate.plain
+    )
 
 
 def test_plain_words_are_no_field():

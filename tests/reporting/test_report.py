@@ -133,7 +133,7 @@ def test_an_estimate_says_why_it_is_one():
             [
                 "Philox on CUDA",
                 "a cryptographic generator on the CPU",
-                "not cryptographic (secure=True has one) on CUDA",
+                "not a cryptographic one (secure=True uses a cryptographic one) on CUDA",
                 "rounded to a public grid",
                 "PCG64-DXSM",
             ],
@@ -146,7 +146,7 @@ def test_an_estimate_says_why_it_is_one():
         ),
         (
             Normals(0).on({"cuda"}),
-            ["not cryptographic (secure=True", "Philox by chunk on CUDA", "stands in the notes"],
+            ["not a cryptographic one (secure=True", "Philox by chunk on CUDA", "the notes state"],
             ["single draw", "AES", "CPU"],
         ),
         (
@@ -204,14 +204,14 @@ def test_the_profile_says_how_it_was_shown(tmp_path, kind, words):
 
 def test_conditions_follow_unit_and_adjacency():
     user = _guarantee(unit=Unit(kind="user", max_examples=3), adjacency=Adjacency.REPLACE_ONE)
-    assert any("someone who contributed several" in c for c in conditions(_guarantee()))
-    assert not any("someone who contributed several" in c for c in conditions(user))
+    assert any("a person who contributed several" in c for c in conditions(_guarantee()))
+    assert not any("a person who contributed several" in c for c in conditions(user))
     assert any("same size" in c for c in conditions(user))
 
 
 def test_conditions_name_what_no_run_can_see_of_its_loop():
     (line,) = (c for c in conditions(_guarantee()) if "training loop" in c)
-    assert all(w in line for w in ("loss", "before the model", "state carried", "learning rate"))
+    assert all(w in line for w in ("loss", "before the model", "state is carried", "learning rate"))
 
 
 def test_plots_are_images(tmp_path):

@@ -100,7 +100,7 @@ class AllocationCurve(Curve):
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """ε per direction, and what was rounded."""
         if not self.covers(sigma):
-            return ("there is too little noise for amplification: the picks count as published",)
+            return ("there is too little noise for amplification, so the picks count as public",)
         remove, add = self.epsilons(sigma, delta)
         return (
             f"ε = {remove:.6g} (remove) and {add:.6g} (add)",

@@ -26,14 +26,14 @@ With Gaussian noise δ is positive at every ε; what is lost to underflow is far
 """
 
 PUBLIC_GRAPH = (
-    "Which examples belong to which users is taken to be public; protected is what those examples "
-    "contain"
+    "Which examples belong to which users is assumed to be public; the contents of the examples "
+    "are protected"
 )
 """Belongs to every statement about users: fixed-graph adjacency (docs/theory/users.md)."""
 
 AVERAGED = (
-    "Users take part as examples do under {}, and in every step the mean of a user's gradients is "
-    "clipped, once: a user counts once, with one example or with many"
+    "Users participate as examples do under {}, and in every step the mean of a user's gradients "
+    "is clipped once: a user has the same weight with one example as with many"
 )
 """Belongs to those where a user counts once; the scheme by which users take part is put in."""
 

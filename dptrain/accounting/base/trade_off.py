@@ -277,17 +277,17 @@ class TradeOff:
         told = [f"{_percent(most)} at {_percent(at)}" for at, most in self.rates()]
         told = told or [f"{_percent(float(self.true_positive_rate(self.floor)))} at {self.floor:g}"]
         text = (
-            "Whoever tests, from all that is released, whether the protected contribution was there"
-            f" finds it with a true positive rate of at most {_joined(told)} false positives, and "
-            f"has an advantage (the one rate less the other) of at most {_percent(self.advantage)}."
+            "A test of whether the protected contribution was used, based on everything that is "
+            f"released, has a true positive rate of at most {_joined(told)} false positives, and "
+            f"an advantage (the one rate minus the other) of at most {_percent(self.advantage)}."
         )
         shown = f"{self.kind.sentence} (accountant: {self.accountant})"
         if self.mu is None:
-            return f"{text} No μ is stated: {self.refusal}. It follows from what is {shown}."
+            return f"{text} No μ is stated: {self.refusal}. These limits are {shown}."
         return (
-            f"{text} As far as both of its error rates are {self.floor:.3g} or more, it does no "
-            f"better than under μ-GDP with μ = {_up(self.mu)} (regret {self.regret:.1e}). It "
-            f"follows from what is {shown}."
+            f"{text} Where both of its error rates are at least {self.floor:.3g}, it does no "
+            f"better than under μ-GDP with μ = {_up(self.mu)} (regret {self.regret:.1e}). These "
+            f"limits are {shown}."
         )
 
     def to_json(self) -> str:

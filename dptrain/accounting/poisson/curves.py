@@ -26,8 +26,8 @@ _RESOLVED = 1e-33
 _POINTS = 17
 
 GRID_NOTE = (
-    "privacy losses were rounded pessimistically to a grid (connect the dots), "
-    "normal tails beyond 13.5 standard deviations count as δ"
+    "privacy losses were rounded pessimistically to a grid (connect the dots), and normal tails "
+    "beyond 13.5 standard deviations count as δ"
 )
 
 
@@ -91,8 +91,8 @@ def _cost_of_truncation(displaced: float, delta: float) -> tuple[str, ...]:
     if displaced <= delta:
         return ()
     return (
-        f"truncation costs privacy: an example displaces another {displaced:.3g} times a run "
-        "on average, at twice the sensitivity; a larger max_batch_size makes that rarer",
+        f"truncation costs privacy: on average an example displaces another {displaced:.3g} times "
+        "in a run, at twice the sensitivity; a larger max_batch_size makes this rarer",
     )
 
 

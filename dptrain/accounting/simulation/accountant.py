@@ -292,7 +292,7 @@ class SimulatedAccountant(Accountant):
         """Kind VERIFIED where samples chose σ; where deterministic bounds did, what these are."""
         accepted = [row for row in certificate["grid"] if row["accepted"]]
         kind = Kind.UPPER_BOUND
-        note = "Deterministic bounds alone show it: samples did not better them"
+        note = "Deterministic bounds alone show this: samples did not improve on them"
         if any(row[side]["samples"] for row in accepted for side in DIRECTIONS):
             count = certificate_cache.attempts_of(certificate["request"])
             which = "this one attempt" if count == 1 else f"each of {count} attempts"

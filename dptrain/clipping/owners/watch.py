@@ -75,18 +75,19 @@ class Findings:
             told = ""
             if self.told is not None:
                 told = (
-                    "; numbers that the program reads from tensors on the way (first: "
-                    f"{self.told}) count as constants, as they moved no row in passes over a few"
+                    "; numbers that the program reads from tensors (the first: "
+                    f"{self.told}) count as constants, because they changed no row in passes over "
+                    "a few rows"
                 )
             return (
-                f"{apart}was shown operator by operator in those steps that were followed (the "
-                f"first, and others at random), and is assumed of all others{told}"
+                f"{apart}was shown operator by operator in the steps that were followed (the "
+                f"first, and others at random) and is assumed for all other steps{told}"
             )
         tested = "was tested on a few rows only"
         if vain:
-            tested = "is assumed, as passes over a few rows did not show it"
+            tested = "is assumed, because passes over a few rows did not show it"
         why = "" if self.why is None else f" ({self.why})"
-        return f"{apart}{tested}: not every step that was followed could be, to its end{why}"
+        return f"{apart}{tested}: not every followed step could be followed to its end{why}"
 
 
 class _Running(threading.local):

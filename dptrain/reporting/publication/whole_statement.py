@@ -15,7 +15,7 @@ from dptrain.core import Guarantee, Kind
 from dptrain.reporting.publication.run_facts import RunFacts
 from dptrain.reporting.published_profile import read_profile
 
-FORMAT = 2
+FORMAT = 3
 PROVEN = (Kind.EXACT, Kind.UPPER_BOUND)
 """Kinds of curves that hold at every ε for certain."""
 _SCHEMA = "privacy_report.schema.json"

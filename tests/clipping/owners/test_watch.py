@@ -80,7 +80,7 @@ def plain(model, x, y):
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_a_plain_run_is_shown(mode):
     private = run(Net(), plain, steps=3, mode=mode)
-    assert "was shown operator by operator in those steps that were followed" in notes(private)
+    assert "was shown operator by operator in the steps that were followed" in notes(private)
     assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
 
 
@@ -150,7 +150,9 @@ TYING = [
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks"])
 @pytest.mark.parametrize("loss", TYING, ids=lambda loss: loss.__name__)
 def test_what_a_loop_ties_is_refused(loss, mode):
-    with pytest.raises(RowsMeet, match=r"depends for one example on another, .*: \w+ at \w+\.py:\d+"):
+    with pytest.raises(
+        RowsMeet, match=r"depends for one example on another, .*: \w+ at \w+\.py:\d+"
+    ):
         run(Net(), loss, mode=mode, **({"loss": "sum"} if loss is redundant else {}))
 
 
@@ -287,7 +289,7 @@ def two_examples(data, each, collate=None):
 def test_two_fields_of_two_rows_are_not_a_field_for_each_row():
     """As many fields as rows: what torch's collate function makes has the rows within them."""
     data = TensorDataset(torch.randn(2, WIDTH), torch.arange(2))
-    assert "was shown operator by operator in those steps that were followed" in two_examples(
+    assert "was shown operator by operator in the steps that were followed" in two_examples(
         data, plain
     )
 

@@ -297,7 +297,9 @@ def test_torchs_transformer_with_positions_first(rows, mode):
     alone = copy.deepcopy(module)
     private = run_of(module, inputs, y, mode)
     if mode != "bookkeeping":
-        with pytest.raises(RuntimeError, match=r"layer 't\.\w+' was called with 4 rows in a batch of"):
+        with pytest.raises(
+            RuntimeError, match=r"layer 't\.\w+' was called with 4 rows in a batch of"
+        ):
             step(private)
         return
     step(private)

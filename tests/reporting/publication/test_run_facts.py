@@ -90,16 +90,16 @@ def test_the_first_page_says_what_a_gaussian_test_reaches(tmp_path):
     """The run is 1/2-GDP: of 1 % false positives Φ(Φ⁻¹(.01) + .5) true ones."""
     _, text = written(tmp_path, None)
     truth = 100 * norm.cdf(norm.ppf(0.01) + 0.5)
-    (told,) = re.findall(r"then at most ([\d.]+) % of those", text)
+    (told,) = re.findall(r"it detects at most ([\d.]+) % of those", text)
     assert truth <= float(told) <= truth + 0.05
-    assert "If 1 % of those" in text
+    assert "a false alarm for 1 % of the contributions" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "words", "absent"),
     [
-        ({"kind": Kind.ESTIMATE}, "must not be published as a guarantee", "which limits"),
-        ({"epsilon": math.inf}, "**What is promised.** Nothing.", "which limits"),
+        ({"kind": Kind.ESTIMATE}, "must not be published as a guarantee", "noise limits"),
+        ({"epsilon": math.inf}, "**What is promised.** Nothing.", "noise limits"),
     ],
 )
 def test_the_first_page_promises_nothing_that_is_not_shown(tmp_path, changes, words, absent):
@@ -135,7 +135,7 @@ def test_a_statement_has_its_date(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("runs", "words"), [(1, "no other run"), (7, "7 runs on these data were looked at")]
+    ("runs", "words"), [(1, "no other run"), (7, "7 runs on these data were examined")]
 )
 def test_the_first_page_says_how_many_runs_were_looked_at(tmp_path, runs, words):
     assert words in written(tmp_path, RunFacts(runs=runs))[1]
