@@ -82,13 +82,13 @@ PLAIN = {
         "the number of examples is not protected",
     ],
     (USER, Adjacency.ZERO_OUT): [
-        "everything that any one user contributed is protected (at most 4 examples, copies included)."
+        "any one user contributed is protected (at most 4 examples, copies included)."
     ],
     (USER, Adjacency.ADD_REMOVE): [
-        "everything that any one user contributed is protected (at most 4 examples, copies included)."
+        "any one user contributed is protected (at most 4 examples, copies included)."
     ],
     (USER, Adjacency.REPLACE_ONE): [
-        "everything that any one user contributed is protected (at most 4 examples, copies included)",
+        "any one user contributed is protected (at most 4 examples, copies included)",
         ", but not that the user contributed",
     ],
 }
