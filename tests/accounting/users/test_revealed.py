@@ -294,7 +294,7 @@ def test_statement_is_about_users():
     text = str(found)
     assert "for each user with up to 2 training examples" in text
     assert "contribution of any one user with up to 2 training examples is left out" in text
-    assert "Which examples belong to which users is taken to be public" in text
+    assert "Which examples belong to which users is assumed to be public" in text
     with pytest.warns(UserWarning, match=r"1/\(number of users\) = 0.00125 \(800 users\)"):
         calibrate(
             scheme=mechanism(2, 0.02, 4, 40).scheme,

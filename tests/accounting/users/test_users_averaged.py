@@ -87,9 +87,9 @@ def test_the_statement_is_about_users_and_all_of_their_examples():
     assert found.unit.max_examples is None
     text = str(found)
     assert "for each user (with all of their training examples, however many)" in text
-    assert "Users take part as examples do under Poisson" in text
+    assert "Users participate as examples do under Poisson" in text
     assert "the mean of a user's gradients is clipped, once" in text
-    assert "Which examples belong to which users is taken to be public" in text
+    assert "Which examples belong to which users is assumed to be public" in text
     assert Guarantee.from_json(found.to_json()) == found
 
 
