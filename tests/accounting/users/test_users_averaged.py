@@ -88,7 +88,7 @@ def test_the_statement_is_about_users_and_all_of_their_examples():
     text = str(found)
     assert "for each user (with all of their training examples, however many)" in text
     assert "Users participate as examples do under Poisson" in text
-    assert "the mean of a user's gradients is clipped, once" in text
+    assert "the mean of a user's gradients is clipped once" in text
     assert "Which examples belong to which users is assumed to be public" in text
     assert Guarantee.from_json(found.to_json()) == found
 
