@@ -70,13 +70,13 @@ _DEAR = (  # of what every accountant and every stream of noise is held to
 
 
 def _sample_members(items: list[pytest.Item]) -> None:
-    """Every member of a family keeps a third of its dear tests, by its name; others are slow."""
+    """Every member of a family keeps one or two of its dear tests, by its name; others are slow."""
     for item in items:
         if not isinstance(item, pytest.Function) or item.originalname not in _DEAR:
             continue
         if item.function.__module__.startswith(f"{testing.__name__}."):
             number = zlib.crc32(item.nodeid.split("::")[-2].encode())
-            if (number + _DEAR.index(item.originalname)) % 3:
+            if (number + _DEAR.index(item.originalname)) % 6:
                 item.add_marker(pytest.mark.slow)
 
 

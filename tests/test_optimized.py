@@ -84,6 +84,7 @@ def optimized(*arguments, cwd):
     return done.stdout + done.stderr
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
@@ -97,6 +98,7 @@ def test_a_layer_rule_is_checked(tmp_path, rule, says):
     assert bool(found) is bool(says)
 
 
+@pytest.mark.slow
 def test_members_that_break_a_contract_are_refused(tmp_path):
     (tmp_path / "test_members.py").write_text(WRONG_MEMBERS)
     names = "differs_from or equal_declarations"

@@ -88,6 +88,7 @@ def by_another(x):
     x.data[:] = 1e3 * x.data.flip(0)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("write", [by_numpy, by_data, by_another])
 @pytest.mark.parametrize("name", [*NETS, *BOOKKEPT])
 def test_what_is_written_after_the_backward_pass_is_not_released(name, write, mode):
@@ -146,6 +147,7 @@ def test_tensors_that_are_saved_compressed_are_clipped_as_they_come_back(name, w
         assert length_of(private, row) <= 1 + TINY
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("scale", [1.0, 2.0**-20, 1e-12, 1e-20, 1e-25, 1e-29])
 @pytest.mark.parametrize("name", [*NETS, *BOOKKEPT])
 def test_a_tiny_loss_scale_does_not_hide_a_gradient(name, scale, mode):

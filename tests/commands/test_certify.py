@@ -138,6 +138,7 @@ def command(*words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_make_one_certificate(tmp_path: pathlib.Path, file: pathlib.Path) -> None:
     out = tmp_path / "out"
     runs = [

@@ -68,7 +68,7 @@ def check_parts(one):
     torch.testing.assert_close(noise.double(), row, rtol=0, atol=2 * 32 * 2.0**-24)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "name"), each_of(runs.cases))
 def test_ranks_release_what_one_process_does(found, world, name):
     """The parameters, the release and the optimizer's state, put together."""

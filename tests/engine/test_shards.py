@@ -65,6 +65,7 @@ def test_ranks_with_slices_release_what_one_process_does(found, world, case):
     close(first, runs.result(case), 2e-2 if rounded else 1e-3 if loose else TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", EACH)
 def test_each_rank_keeps_its_slice_and_no_more(found, world):
     whole = found(world, ("memory", "off"))

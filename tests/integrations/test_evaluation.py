@@ -187,6 +187,7 @@ def own(tmp_path, kind, **more):
     return trainer(tmp_path, model, of=kind, **more)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", [Contrast, Normalized, Twice])
 def test_a_compute_loss_that_ties_the_rows_is_refused(tmp_path, kind):
     private = own(tmp_path, kind)
@@ -196,6 +197,7 @@ def test_a_compute_loss_that_ties_the_rows_is_refused(tmp_path, kind):
     assert private.private.steps_executed == 0
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("kind", [Focal, Scaled])
 def test_a_compute_loss_of_a_row_each_trains_and_runs_the_model_once(tmp_path, kind, caplog):
     private = own(tmp_path, kind)
@@ -208,6 +210,7 @@ def test_a_compute_loss_of_a_row_each_trains_and_runs_the_model_once(tmp_path, k
     assert logged == (len(calls) if kind is Focal else 0)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("kind", "why"), [(Perturbed, "draws random"), (Pooled, "RuntimeError")])
 def test_it_is_said_once_where_nothing_can_be_told(tmp_path, kind, why, caplog):
     own(tmp_path, kind).train()
@@ -215,6 +218,7 @@ def test_it_is_said_once_where_nothing_can_be_told(tmp_path, kind, why, caplog):
     assert why in said
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing(tmp_path):
     """The same weights as with the check left out, random numbers among it."""
     ends = []
@@ -230,6 +234,7 @@ def test_looking_changes_nothing(tmp_path):
 # Checkpoints
 
 
+@pytest.mark.slow
 def test_checkpoints_are_for_their_owner(tmp_path):
     before = os.umask(0o022)
     try:

@@ -99,7 +99,7 @@ def mechanism(p: float, b: int, c: tuple[float, ...], *, warm: bool) -> MatrixMe
     )
 
 
-@pytest.mark.sample(every=7)
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "warm"), [(0.3, False), (0.3, True), (1.0, True)])
 def test_simulated_delta_against_quadrature(p: float, warm: bool) -> None:
     """Two steps. Means within 6 standard errors (18 comparisons: error below 1e-7), upper values

@@ -213,6 +213,7 @@ def test_a_cap_of_b_min_sep_sampling_adds_little():
     assert least_min_sep_batch_size(tiny, epsilon=1.0, delta=1e-9) == 5
 
 
+@pytest.mark.slow
 def test_truncated_row_needs_no_more_noise_than_poisson(plan):
     poisson = [r for r in plan.rows if r.candidate.scheme["type"] == "Poisson"]
     (cut,) = (r for r in poisson if "max_batch_size" in r.candidate.scheme)

@@ -79,6 +79,7 @@ def test_the_best_has_the_least_error_for_what_it_keeps(plan):
     assert again["rows"][0]["error"] == plan.best.error
 
 
+@pytest.mark.slow
 def test_what_it_says_to_train_with_runs(plan):
     code = str(plan).split("To train with it:\n")[1]
     names: dict = {"graph": GRAPH}

@@ -91,6 +91,7 @@ def test_users_stay_apart_in_what_was_planned(finished):
     assert not mechanism.scheme.graph.attached
 
 
+@pytest.mark.slow
 def test_the_saved_model_and_tokenizer_are_complete(finished):
     model = AutoModelForMaskedLM.from_pretrained(finished / "model")
     trained = load_checkpoint(finished)["run"]["module"]

@@ -195,6 +195,7 @@ def _texts(output):
     return {path.name: path.read_text() for path in folder.iterdir() if path.suffix == ".csv"}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("stopped_after", [2, START, 5])
 def test_a_run_that_goes_on_ends_in_the_same(
     config, reported, tmp_path, monkeypatch, stopped_after
@@ -214,6 +215,7 @@ def test_a_run_that_goes_on_ends_in_the_same(
     assert _texts(tmp_path / "run") == _texts(reported)
 
 
+@pytest.mark.slow
 def test_it_may_be_asked_for_after_the_run(config, quiet, reported, tmp_path):
     assert run_individual(config, tmp_path / "run", *PLAIN) == 0
     assert run_individual(config, tmp_path / "run", "--resume", *REPORTED) == 0

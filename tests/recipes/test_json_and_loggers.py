@@ -136,6 +136,7 @@ def test_private_metrics_go_to_loggers_by_a_field_of_that_name(config, tmp_path)
     )
 
 
+@pytest.mark.slow
 def test_held_out_examples_and_simulations_are_no_business_of_loggers(config, tmp_path):
     held_out, simulated = tmp_path / "held_out", tmp_path / "simulated"
     assert run(config, held_out, *PLAIN, "data.holdout=0.2") == 0

@@ -106,6 +106,7 @@ def in_double(config, tmp_path_factory):
     return _final(output)["module"]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_other_modes_learn_the_same(config, in_double, tmp_path, monkeypatch, mode):
     monkeypatch.setattr(vision, "vgg", doubled(vision.vgg))

@@ -96,6 +96,7 @@ def test_runs_at_once_and_not_again(tmp_path):
     assert (tmp_path / study.DATABASE).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_run_again(tmp_path):
     bad = Job(
         folder=tmp_path / "bad", parameters={"level": 1.0}, command=["-c", "raise SystemExit(2)"]

@@ -109,6 +109,7 @@ def test_a_curve_by_simulation_does_not_take_the_proven_one_away(tmp_path):
     assert "Upper confidence bounds" in text
 
 
+@pytest.mark.slow
 def test_beside_a_simulation_stands_whoever_proves_a_curve(tmp_path):
     """Its guarantee is the smaller one, and the Rényi accountant's curve bounds attacks more."""
     guarantee = account(SIMULATED, delta=1e-5)

@@ -63,6 +63,7 @@ def stated(tmp_path_factory):
     return written(folder, account(run, delta=DELTA), profile(run))
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("name", PAIRS)
 def test_honest_statements_are_reproduced(tmp_path, name):
     guarantee = account(mechanism(name), delta=DELTA).drawn_by("Philox").after(3)

@@ -142,6 +142,7 @@ def test_the_bound_of_the_literature_is_refuted(exclusion):
     assert by_curve.counted.violated
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("exclusion", ["sampling", "participation"])
 def test_what_is_proven_of_the_same_mechanism_stands(exclusion):
     run = mechanism(exclusion)

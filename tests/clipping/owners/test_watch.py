@@ -320,6 +320,7 @@ def test_off_follows_nothing():
     assert "operator by operator" not in notes(run(Net(), mixup, steps=2, probe="off"))
 
 
+@pytest.mark.slow
 def test_first_follows_the_first_step_alone():
     """Of 500 steps, of which five more would be followed: none has a chance of 0.7 %."""
     state = run(Net(), plain, steps=500, probe="first").state_dict()

@@ -268,6 +268,7 @@ def test_curves_that_do_not_say_what_they_are_about_are_of_their_release(ledger_
         assert LedgerEntry.from_dict(value) == entry
 
 
+@pytest.mark.slow
 def test_writers_at_the_same_time_take_turns(ledger_of_three):
     small = read_ledger(ledger_of_three).entries[0]
     count = 24

@@ -199,6 +199,7 @@ def test_mlflow_keeps_the_released_figures_in_a_local_database(database):
     assert PRINTED.encode() not in everything(database)
 
 
+@pytest.mark.slow
 def test_the_environment_names_another_store_and_experiment(database, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database / 'mlflow' / 'mlflow.db'}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "another")

@@ -118,6 +118,7 @@ def test_weights_and_biases_gets_what_may_be_released(reported):
     assert sum("eval/loss" in row for row in rows) == 2
 
 
+@pytest.mark.slow
 def test_weights_and_biases_records_nothing_beside(reported):
     folder, private = reported
     assert not wandb_kinds(folder) & {"output", "output_raw", "stats", "artifact"}

@@ -80,6 +80,7 @@ class TestOrderKeptSmallerLast(_SmallerLast):
         return make(50, 12, 3, reshuffle=False)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("reshuffle", [True, False])
 @pytest.mark.parametrize(("size", "batch_size", "epochs", "runs"), WHOLE_RUNS)
 def test_whole_runs(size, batch_size, epochs, reshuffle, runs):

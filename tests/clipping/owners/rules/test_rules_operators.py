@@ -197,7 +197,7 @@ def unshown(share: int, pinned: dict[str, str]) -> dict[str, str]:
     return {form: why for form, why in pinned.items() if form.rsplit(", ", 1)[0] in names}
 
 
-@pytest.mark.sample(every=382)
+@pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.filterwarnings("ignore")
 def test_maps_of_operators_claim_no_more_than_is_so(share: int) -> None:
