@@ -95,7 +95,7 @@ REFUSED = {
     "missing": "holds no checkpoint",
     "another each": "the ranks of this run differ (folder:",
     "mechanism": "belongs to another mechanism",
-    "settings": "was written with max_grad_norm=0.5, this run has max_grad_norm=0.25",
+    "settings": "was written with max_grad_norm=0.5, and this run has max_grad_norm=0.25",
     "schedulers": "register them before",
     "model": "belongs to another module",
     "ledger": "come from different runs",
