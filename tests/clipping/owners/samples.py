@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from tests.helpers.dependence import SHARED, Owned, Program, tensors
+from tests.helpers.dependence import SHARED, Owned, Program, reset, tensors
 
 # Numbers that end the process in torch 2.13.
 _FAR = ("large", "nan")
@@ -70,7 +70,7 @@ def calls(op: Any, samples: int | None) -> Iterator[Call]:
     every element.
     """
     rng = generator_of(op.full_name)
-    torch.manual_seed(int(rng.integers(2**31)))
+    reset(int(rng.integers(2**31)))
     dtype = dtype_of(op)
     differentiable = op.supports_autograd and dtype in (torch.float64, torch.complex128)
     with warnings.catch_warnings():
