@@ -76,6 +76,7 @@ _REASONS = {
     ],
     "escapes": [
         "argwhere, function",
+        "bincount, function",
         "combinations, function",
         "cov, function",
         "index_fill, function",
