@@ -16,7 +16,8 @@ from dptrain.reporting import figure_of, in_place, save
 
 MARK = "NOT FOR RELEASE: computed from raw training examples"
 BOUND = "bound of the run"
-DECADES = 30.0  # from this ratio on an axis of ε is logarithmic
+DECADES = 30.0
+"""Ratio from which on an axis of ε is logarithmic."""
 SPIKE = 10.0  # from this ratio on a bin (such as that at the budget) would hide all others
 
 

@@ -85,6 +85,7 @@ _REASONS = {
         "index_put, in place",
         "linalg.lstsq, function",
         "linalg.lstsq, out",
+        "linalg.lstsq.grad_oriented, function",
         "masked_select, function",
         "masked_select, out",
         "nn.functional.gaussian_nll_loss, function",
