@@ -557,7 +557,7 @@ def test_the_guarantee_says_that_parts_were_called_by_themselves(mode):
         loss_of(output, y).backward()
         private.optimizer.step()
         notes = private.state_dict()["notes"]
-        assert any("without its own forward" in note for note in notes) == bool(step)
+        assert any("without the module's own forward" in note for note in notes) == bool(step)
 
 
 class Records(nn.Module):

@@ -748,7 +748,7 @@ def test_a_loss_past_the_modules_own_forward_is_noted():
         private = private_callback()
         trainer(private).fit(kind(), loader())
         notes = private.guarantee(1e-3).notes
-        assert any("without its own forward" in note for note in notes) is noted
+        assert any("without the module's own forward" in note for note in notes) is noted
 
 
 def test_nothing_of_lightning_is_imported_with_the_package():
