@@ -60,6 +60,7 @@ def _assert_like(output, uninterrupted) -> None:
     assert heads[0] == heads[1]
 
 
+@pytest.mark.followed
 @pytest.mark.slow
 def test_ctrl_c_then_resume_ends_in_the_same_model(
     config, uninterrupted, tmp_path, monkeypatch, capsys

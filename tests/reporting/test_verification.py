@@ -124,7 +124,7 @@ def changed(value, path, new):
         (["guarantee", "noise_multiplier"], 15.0, "mechanism_hash"),
         (["guarantee", "scheme", "probability"], 0.001, "mechanism_hash"),
         (["guarantee", "scheme", "steps"], 2, "mechanism_hash"),
-        (["guarantee", "strategy", "type"], "Nothing", "cannot be built again"),
+        (["guarantee", "strategy", "type"], "Nothing", "cannot be rebuilt"),
         (["guarantee", "mechanism_hash"], "0" * 64, "mechanism_hash"),
         (["guarantee", "strategy_hash"], "0" * 64, "strategy hash is stated"),
         (["guarantee", "kind"], "upper bound", "how it was shown is stated"),
