@@ -23,7 +23,7 @@ from dptrain.core.randomness import (
     seeded_globals,
     split_seed,
 )
-from dptrain.core.text import aligned, did_you_mean, duration, in_words, named_error, size
+from dptrain.core.text import aligned, capital, did_you_mean, duration, in_words, named_error, size
 
 __all__ = [
     "Adjacency",
@@ -34,6 +34,7 @@ __all__ = [
     "ModuleState",
     "Unit",
     "aligned",
+    "capital",
     "attribute_of",
     "checked_member",
     "checks",

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.accounting import TradeOff
-from dptrain.core import Guarantee, Kind
-from dptrain.core.text import capital
+from dptrain.core import Guarantee, Kind, capital
 
 _RATE = 0.01
 

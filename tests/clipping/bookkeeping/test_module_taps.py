@@ -464,7 +464,9 @@ def test_a_model_may_call_itself():
             return self.last(x)
 
     private = check_like_loop(case(Recursive(), torch.randn(ROWS, 4)))
-    assert not any("without the module's own forward" in note for note in private.guarantee(1e-3).notes)
+    assert not any(
+        "without the module's own forward" in note for note in private.guarantee(1e-3).notes
+    )
 
 
 def test_an_error_in_a_forward_does_not_end_the_probing():
@@ -536,7 +538,9 @@ def test_a_model_that_accelerate_has_put_a_forward_over(accelerate):
     assert accelerator.unwrap_model(module, keep_fp32_wrapper=False) is net
     train(private, steps=2)
     assert not torch.is_autocast_enabled("cpu")  # its context is not one to be entered twice
-    assert not any("without the module's own forward" in note for note in private.guarantee(1e-3).notes)
+    assert not any(
+        "without the module's own forward" in note for note in private.guarantee(1e-3).notes
+    )
     assert taps_of(net) is not None
     over = net.forward
     private.detach()

@@ -11,7 +11,7 @@ from dptrain.clipping.owners import Answers
 from tests.clipping.owners.test_watch import CLASSES, WIDTH, N, Net, notes, plain, run
 
 SHOWN = "was shown operator by operator"
-TOLD = "reads from tensors on the way (first: _local_scalar_dense at test_answers.py"
+TOLD = "reads from tensors (the first: _local_scalar_dense at test_answers.py"
 
 
 class Asking(Net):

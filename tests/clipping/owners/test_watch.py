@@ -265,7 +265,7 @@ def test_a_module_of_which_nothing_shows_is_assumed_to_keep_examples_apart():
         return plain(model, x, y)
 
     said = notes(run(Asserts(), loss, data=data))
-    assert "is assumed, as passes over a few rows did not show it" in said
+    assert "is assumed, because passes over a few rows did not show it" in said
     assert "tested" not in said
 
 
@@ -302,7 +302,7 @@ def test_as_many_things_as_rows_of_which_nothing_says_what_they_are():
         return model(torch.stack([image.mean(0) for image in images])).square().mean()
 
     said = two_examples(list(x), images, collate=list)
-    assert "not every step that was followed could be, to its end" in said
+    assert "not every followed step could be followed to its end" in said
     assert "was shown" not in said
 
 
