@@ -18,6 +18,7 @@ from torch import nn
 _STRUCTURE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(_PLAIN)
+_CONTAINERS = (list, dict, set, deque)
 # Objects that hold bytes of their own, and are compared by them.
 _HOLDING_BYTES = (
     bytearray,
@@ -69,6 +70,7 @@ class ModuleState:
         containers: whatever holds something and can be written into, each once.
         held: arrays, byte arrays and generators, each once.
         parameters: each once.
+        buffers: their identities.
     """
 
     def __init__(self, module: nn.Module, own: Collection[str] = ()) -> None:
@@ -77,17 +79,30 @@ class ModuleState:
         self.containers: list[Any] = []
         self.held: list[Any] = []
         self.parameters: list[nn.Parameter] = []
+        self.buffers: set[int] = set()
         self._own = own
         self._seen: dict[int, Any] = {}  # what was found, held so that no id is used again
         self._modules(module, "")
 
     def _modules(self, module: nn.Module, path: str) -> None:
         """Parameters and buffers first: by these names a tensor is known that has several."""
-        new = [(_join(path, n), m) for n, m in module.named_modules() if self._is_new(m)]
+        new, left = [], [(path, module)]
+        while left:  # as named_modules does, which calls itself for every module
+            name, m = left.pop()
+            if self._is_new(m):
+                new.append((name, m))
+                parts = [
+                    (_join(name, n), part) for n, part in m._modules.items() if part is not None
+                ]
+                left += reversed(parts)
         for name, m in new:
             self.modules[name] = m
+            self.buffers.update(map(id, m._buffers.values()))
             own = vars(m)
-            self.containers += [own, *(v for n, v in own.items() if n in _STRUCTURE and _holds(v))]
+            self.containers.append(own)
+            self.containers += [
+                v for n, v in own.items() if n in _STRUCTURE and isinstance(v, _CONTAINERS)
+            ]
             for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
                 if tensor is not None and self._is_new(tensor):
                     self._tensor(_join(name, own_name), tensor)
@@ -155,7 +170,7 @@ class ModuleState:
     def _elements(
         self, path: str, value: Any, elements: list[tuple[Any, Any]], *, inside: bool
     ) -> None:
-        if _holds(value):
+        if isinstance(value, _CONTAINERS):
             self.containers.append(value)
         if {type(element) for _, element in elements} <= _PLAIN_TYPES:  # a vocabulary, say
             self.by_path[path] = tuple(elements)
@@ -228,11 +243,6 @@ def _of_numpy_itself(value: Any) -> bool:
 
 def _global_generators() -> Sequence[torch.Generator]:
     return (torch.default_generator, *torch.cuda.default_generators)
-
-
-def _holds(value: Any) -> bool:
-    """True if the value is a list, dict, set or queue, or of a subclass of them."""
-    return isinstance(value, list | dict | set | deque)
 
 
 def attribute_of(path: str) -> str:

@@ -169,7 +169,8 @@ class StateWatch:
         return _Look.at(self._module, self._public, self._own)
 
     def _public(self, path: str) -> bool:
-        return any(fnmatch.fnmatchcase(attribute_of(path), pattern) for pattern in self.public)
+        name = attribute_of(path) if self.public else ""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.public)
 
     def _unchanged_by_hand(self, now: _Look) -> dict[str, str]:
         """Checksums of what the user has not changed since the last step."""
@@ -278,7 +279,6 @@ class _Look(NamedTuple):
     @classmethod
     def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
         """The module's state now, except for what may change."""
-        buffers = {id(b) for b in module.buffers()}
         entries: dict[str, _Entry] = {}
         attached: str | None = None
         state = ModuleState(module, own)
@@ -291,7 +291,7 @@ class _Look(NamedTuple):
                     attached = path
                 continue
             else:
-                kind = "buffer" if id(value) in buffers else "attribute"
+                kind = "buffer" if id(value) in state.buffers else "attribute"
             version: int | None = None
             place: Any = None
             if isinstance(value, torch.Tensor):
@@ -311,8 +311,9 @@ class _Look(NamedTuple):
         first, second = self.entries, now.entries
         cleared = {
             path + ".grad"  # of parameters that are trained, or were
-            for path in (*first, *second)
-            if any(path in look and look[path].trained for look in (first, second))
+            for look in (first, second)
+            for path, entry in look.items()
+            if entry.trained
         }
         found = [path for path in first if path not in second and path not in cleared]
         for path, entry in second.items():

@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 _DEPTH = 3  # of containers and objects within one another
 _MOST = 32  # items of a container that are looked at
-_OF_MODULES = frozenset(vars(nn.Module()))
+# Attributes that every module has, but for its mode, and that training puts there.
+_SKIPPED = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
 
 
 def look_of_call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], rows: int) -> Any:
@@ -22,7 +23,13 @@ def look_of_call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], rows: 
     Buffers and other tensors of the module are known by the version that they are in.
     """
     layers = tuple(
-        tuple((name, _plain(value, 0, _DEPTH)) for name, value in vars(m).items() if _own(name))
+        tuple(
+            [
+                (name, _plain(value, 0, _DEPTH))
+                for name, value in vars(m).items()
+                if name not in _SKIPPED
+            ]
+        )
         for m in module.modules()
     )
     buffers = tuple(_plain(b, 0, 1) for b in module.buffers())
@@ -31,11 +38,6 @@ def look_of_call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], rows: 
     )
     arguments = _plain(args, rows, _DEPTH), _plain(dict(kwargs), rows, _DEPTH)
     return hash((arguments, layers, buffers, hooks, torch.is_inference_mode_enabled()))
-
-
-def _own(name: str) -> bool:
-    """True if it is no attribute that every module has, or that training puts there."""
-    return name == "training" or (name not in _OF_MODULES and name != "forward")
 
 
 def _plain(value: Any, rows: int, depth: int) -> Any:
