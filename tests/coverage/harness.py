@@ -28,7 +28,7 @@ from tests.helpers.clipping_oracle import (
 from tests.helpers.refusals import refuses
 
 WITHOUT = "a model without gradients shows nothing"
-ROUNDED_UP = 2e-3  # most that a norm in float32 may be above the loop's, relative
+ROUNDED_UP = 1e-2  # most that a norm in float32 may be above the loop's, relative
 
 
 @dataclasses.dataclass(frozen=True)

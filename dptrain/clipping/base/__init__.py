@@ -2,6 +2,7 @@
 
 from dptrain.clipping.base.book import Book
 from dptrain.clipping.base.linear_norms import ROUNDING, unit
+from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.rows import HALF, row_norms_error, summing_dtype
 from dptrain.clipping.base.styles import FLAT, Automatic, ClippingStyle, Flat, PerGroup, PerLayer
 
@@ -15,6 +16,7 @@ __all__ = [
     "Flat",
     "PerGroup",
     "PerLayer",
+    "full_float32",
     "row_norms_error",
     "summing_dtype",
     "unit",

@@ -9,11 +9,18 @@ from typing import NamedTuple
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.linear_norms import gram_squares, pad
+from dptrain.clipping.base.linear_norms import (
+    Squares,
+    fits_single,
+    gram_product,
+    gram_squares,
+    parts_of_rows,
+    rounded_up,
+)
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, chunked_norms, chunks
+from dptrain.clipping.bookkeeping.uses.use import CHUNK, Materialized, Use, chunked_norms
 
 
 def merge(uses: list[Use]) -> list[Use]:
@@ -51,32 +58,29 @@ def norms_of_sum(uses: list[Use]) -> torch.Tensor:
 def _with_table(table: Gathered, other: OuterProducts) -> torch.Tensor:
     """Norms for weights tied between an embedding and an output layer.
 
-    ‖E + H‖² = ‖E‖² + ‖H‖² + 2⟨E, H⟩, and the inner product only needs the rows of H that E has.
-    Where E and H cancel, that is a difference of large numbers: it is computed in float64 and
-    rounded up, as ``outer_norms`` is.
+    A row of a table is an outer product with a vector that has a single 1, so the sum is one of
+    outer products: its Gram matrices are put together from numbers that are picked and products.
     """
-    many = other.positions
-    terms = sum(table.shape) + 2 * (table.ids.shape[1] + many)
-    found = [torch.empty(0, dtype=torch.float64, device=table.ids.device)]
-    for start, stop in chunks(table.rows, 2 * many * max(many, table.ids.shape[1])):
-        ids, b = table.ids[start:stop], table.gradients[start:stop].double()
-        squares = Gathered(ids, b, table.shape[0]).squares()
-        lengths = b.square().sum(2).sqrt().sum(1)
-        left, right = other.left[start:stop].double(), other.right[start:stop].double()
-        own, own_lengths = gram_squares(left, right)
-        inner = _inner_outer(ids, b, left, right)
-        whole = (squares + own + 2 * inner).clamp(min=0)
-        found.append(whole + pad(table.gradients.dtype, terms) * (lengths + own_lengths).square())
-    return torch.cat(found).sqrt().to(table.gradients.dtype)
+    positions = table.ids.shape[1] + other.positions
+    sizes = table.shape[0], table.shape[1]
 
+    def squares(index: torch.Tensor | None, dtype: torch.dtype) -> Iterator[Squares]:
+        step = max(1, CHUNK // (2 * positions**2))
+        for some in parts_of_rows(table.rows, index, step):
+            sides = table.ids, table.gradients, other.left, other.right
+            ids, b, left, right = (side[some] for side in sides)
+            picked = left.to(dtype).gather(2, ids[:, None, :].expand(-1, other.positions, -1))
+            same = (ids[:, :, None] == ids[:, None, :]).to(dtype)
+            own = gram_product(left.to(dtype), left.to(dtype))
+            mine = torch.cat(
+                [torch.cat([same, picked.transpose(1, 2)], 2), torch.cat([picked, own], 2)], 1
+            )
+            both = torch.cat([b, right], dim=1).to(dtype)
+            yield gram_squares([mine], [gram_product(both, both)], sizes)
 
-def _inner_outer(
-    ids: torch.Tensor, b: torch.Tensor, left: torch.Tensor, right: torch.Tensor
-) -> torch.Tensor:
-    """⟨E, H⟩ = Σ_{t,s} l_s[k_t] ⟨b_t, r_s⟩ of every row."""
-    products = torch.bmm(b, right.transpose(1, 2))
-    picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
-    return (products * picked.transpose(1, 2)).sum(2).sum(1)
+    single = fits_single((table.gradients, other.left, other.right), positions, sizes)
+    found = rounded_up(squares, table.gradients, single=single)
+    return found.sqrt().to(table.gradients.dtype)
 
 
 def folded(use: Use, groups: int | RowGroups) -> Use:

@@ -47,8 +47,8 @@ def costs(shape: ConvShape, spatial: tuple[int, ...], *, half: bool = False) -> 
     """The costs of three ways: keep gradients, formed in one of two ways, or take ghost norms.
 
     With products or groups the gradients are formed, and passed through for the norm and again for
-    the sum. Gram passes through products between positions, in float64, which takes twice as long,
-    and then forms the sum by ``weighted_sum``.
+    the sum. Gram passes through products between positions, and then forms the sum by
+    ``weighted_sum``.
 
     Args:
         half: whether gradients that are kept are products in bfloat16, by units for it.
@@ -62,8 +62,8 @@ def costs(shape: ConvShape, spatial: tuple[int, ...], *, half: bool = False) -> 
     each = kept if shape.out_channels > shape.groups else _TOUCH
     formed = each * length * weights + _TOUCH * copied + _KEEP * weights
     pairs = pixels**2 * shape.in_channels + length**2 * shape.out_channels
-    stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 3 * length**2]
-    gram = length * weights + 2 * (rate * pairs + _TOUCH * shape.groups * sum(stages))
+    stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 4 * length**2]
+    gram = length * weights + rate * pairs + _TOUCH * shape.groups * sum(stages)
     # Where products are as fast, nothing was measured that speaks for groups of many channels.
     pays = (rate > 1 and not half) or channels_alone(shape, spatial)
     groups = cost_in_groups(shape, spatial) if pays else math.inf

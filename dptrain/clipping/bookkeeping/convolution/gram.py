@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from dptrain.clipping.base.linear_norms import pad
+from dptrain.clipping.base.linear_norms import (
+    Squares,
+    fits_single,
+    gram_product,
+    gram_squares,
+    parts_of_rows,
+    rounded_up,
+)
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, positions
 
 
 def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.Tensor:
-    """‖g_i‖² of the weight's per-example gradients, shape (B,), never too small.
+    """‖g_i‖² of the weight's per-example gradients in float64, shape (B,), never too small.
 
     The square is that of a ghost norm, from one product between all pixels of the input, one
     between all of g, and shifted copies of the former, one dimension after the other: k_1 + k_2
     copies for k_1 · k_2 taps. It costs no more than a gradient while there are few positions, see
-    ``costs``. Where positions cancel it is a difference of large numbers, so it is computed in
-    float64 and rounded up (docs/theory/clipping.md#thm-convolution-norms;
+    ``costs``. Where positions cancel it is a difference of large numbers, so it is rounded up by
+    what it may be off by (docs/theory/clipping.md#thm-convolution-norms;
     ``test_squares_are_not_too_small_and_hardly_too_large``).
 
     Args:
@@ -26,27 +35,31 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
     """
     shape.check(a, g)
     a, shape = shape.padded(a)
-    dtype, inputs, outputs = torch.float64, tuple(a.shape[2:]), tuple(g.shape[2:])
-    pixels, length = positions(inputs), positions(outputs)
-    found = g.new_zeros(len(g), dtype=summing_dtype(g))
-    numbers = shape.groups * 2 * (pixels**2 + length**2) + a[:1].numel() + g[:1].numel()
-    step = chunk_size(g, 2 * numbers)  # of float64
-    terms = (shape.in_channels + shape.out_channels) // shape.groups + 2 * length
-    relative = pad(summing_dtype(g), terms + positions(shape.kernel))
-    stages = _stages(shape, inputs, outputs, step * shape.groups, g.new_empty(0, dtype=dtype))
-    for start in range(0, len(g), step):
-        rows = (min(len(g), start + step) - start) * shape.groups
-        x = a[start : start + step].to(dtype).reshape(rows, -1, pixels)
-        y = g[start : start + step].to(dtype).reshape(rows, -1, length)
-        gram = torch.bmm(x.transpose(1, 2), x).view(rows, *inputs, *inputs)
-        for stage in stages:
-            gram = stage.shifted_sum(gram)
-        patches, outer = gram.view(rows, length, length), torch.bmm(y.transpose(1, 2), y)
-        lengths = _diagonal(patches).sqrt() * _diagonal(outer).sqrt()
-        bound = lengths.sum(1).square() * relative
-        squares = outer.mul_(patches).sum(2).sum(1).clamp(min=0) + bound
-        found[start : start + step] = squares.view(-1, shape.groups).sum(1)
-    return found
+
+    inputs, outputs, groups = tuple(a.shape[2:]), tuple(g.shape[2:]), shape.groups
+    pixels, length, taps = positions(inputs), positions(outputs), positions(shape.kernel)
+    sizes = shape.out_channels // groups, shape.in_channels // groups
+    numbers = groups * 2 * (pixels**2 + length**2) + a[:1].numel() + g[:1].numel()
+
+    def squares(index: torch.Tensor | None, dtype: torch.dtype) -> Iterator[Squares]:
+        step = chunk_size(g, numbers * dtype.itemsize // 4)
+        stages = _stages(shape, inputs, outputs, step * groups, g.new_empty(0, dtype=dtype))
+        for some in parts_of_rows(len(g), index, step):
+            x, y = (
+                side[some].to(dtype).unflatten(1, (groups, -1)).flatten(0, 1).flatten(2)
+                for side in (a, g)
+            )
+            x, y = x.transpose(1, 2), y.transpose(1, 2)
+            gram = gram_product(x, x).view(-1, *inputs, *inputs)
+            for stage in stages:
+                gram = stage.shifted_sum(gram)
+            patches = gram.view(-1, length, length)
+            found = gram_squares([gram_product(y, y)], [patches], sizes, taps=taps)
+            # Groups of channels have weights of their own, whose squares add.
+            yield Squares(*(each.view(-1, groups).sum(1) for each in found))
+
+    single = fits_single((a, g), length, sizes, taps)
+    return rounded_up(squares, g.new_empty(0, dtype=summing_dtype(g)), single=single, factors=[g])
 
 
 class _Stage:
@@ -100,7 +113,3 @@ def _stages(
         if moves != [(slice(0, inputs[d]), slice(0, inputs[d], 1))]:
             found.append(_Stage(moves, d, like.new_empty(rows, *sizes, *sizes)))
     return found
-
-
-def _diagonal(squares: torch.Tensor) -> torch.Tensor:
-    return squares.diagonal(dim1=1, dim2=2)

@@ -21,7 +21,7 @@ from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps, fit
 from dptrain.clipping.bookkeeping.uses.arranged import Stacked
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.use import CHUNK, Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 
 _sigmoid_slope = torch.ops.aten.sigmoid_backward.grad_input  # d σ (1 - σ) of (d, σ)
 _tanh_slope = torch.ops.aten.tanh_backward.grad_input  # d (1 - y²) of (d, y)
@@ -148,9 +148,9 @@ class Cell(abc.ABC):
         if bias:
             found["bias_ih"] = _total(ih)
             found["bias_hh"] = found["bias_ih"] if hh is ih else _total(hh)
-        shared = Gram(ih[0], CHUNK)  # the first block is the same on both sides
+        shared = Gram(ih[0])  # the first block is the same on both sides
         for name, side, right in zip(("weight_ih", "weight_hh"), (ih, hh), inputs, strict=False):
-            own = Gram(right, CHUNK) if len(side) > 1 else None
+            own = Gram(right) if len(side) > 1 else None
             parts: list[Use] = [
                 OuterProducts(left, right, grams=(shared if left is ih[0] else None, own))
                 for left in side

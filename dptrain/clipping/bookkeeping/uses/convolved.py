@@ -47,7 +47,8 @@ class Convolved(Use):
 
     def norms(self) -> torch.Tensor:
         """Ghost norms, rounded up where positions cancel."""
-        return squared_norms(self.a, self.g, self.geometry).sqrt()
+        squares = squared_norms(self.a, self.g, self.geometry)
+        return squares.sqrt().to(summing_dtype(self.g))
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
