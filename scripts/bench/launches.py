@@ -11,6 +11,9 @@ Counted in one process, on any processor, whatever else it does:
 Each is the least of several steps. A private run looks more closely at its first steps, and at some
 later ones that it draws at random; these are not counted.
 
+The processor takes the ways of a device meanwhile, unless ``--processor`` is given: work is not
+divided into parts that fit its caches.
+
     PYTHONPATH=. python scripts/bench/launches.py [--models mlp vgg bert] [--json FILE]
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import pathlib
 import sys
@@ -28,6 +32,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from dptrain.clipping.base import as_on_a_device
 from scripts.bench.step_models import CASES
 from scripts.bench.step_sides import ORDINARY, Side, open_side, quiet, reason
 
@@ -121,10 +126,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS, choices=sorted(CASES))
     parser.add_argument("--sides", nargs="+", default=SIDES)
+    parser.add_argument("--processor", action="store_true", help="count a processor's own way")
     parser.add_argument("--names", type=int, default=0, help="operators to list, most first")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args(argv)
     quiet()
+    way = contextlib.nullcontext() if options.processor else as_on_a_device()
+    with way:
+        rows = _rows(options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for model in options.models:
         ordinary: dict[str, int] = {}
@@ -144,8 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if options.names:
                 print("   " + ", ".join(f"{k} {v}" for k, v in names.most_common(options.names)))
             rows.append({"model": model, "side": name, **found})
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Rows, norms, styles and factors, which every way of clipping shares."""
 
 from dptrain.clipping.base.book import Book
+from dptrain.clipping.base.device import as_on_a_device
 from dptrain.clipping.base.linear_norms import ROUNDING, unit
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.rows import HALF, row_norms_error, summing_dtype
@@ -16,6 +17,7 @@ __all__ = [
     "Flat",
     "PerGroup",
     "PerLayer",
+    "as_on_a_device",
     "full_float32",
     "row_norms_error",
     "summing_dtype",

@@ -22,8 +22,7 @@ _LONG = 64  # positions from which on parts of a Gram matrix cost less in severa
 _STRIPES = 3  # products, of a third of the rows each: 2/3 of the multiplications are left
 _ALIGNED = 8  # positions at whose multiples a stripe begins: products of odd sizes are slower
 _INNER = 256  # terms of a float32 product; the sums of so many are added one after the other
-_MOST = 2**17  # positions, and
-_COARSE = 1e-3  # relative errors of Gram matrices, up to which the theorem holds
+_MOST, _COARSE = 2**17, 1e-3  # positions and relative errors up to which the theorem holds
 _LOOSE = 1.02  # ratio of squares up to which a bound in float32 is taken for the norm
 
 
@@ -133,7 +132,7 @@ def rounded_up(
     again = (~close).nonzero()[:, 0]
     for factor in factors:
         if len(again):
-            alive = factor[again].flatten(1).any(1)
+            alive = factor[again].flatten(1).any(1) | ~found[again].isfinite()  # 0 · NaN is NaN
             found[again[~alive]] = 0.0
             again = again[alive]
     if len(again):

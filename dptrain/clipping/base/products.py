@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import torch
 
+from dptrain.clipping.base.device import on_processor
+
 _LEAST = 2**21  # multiplications below which a call of oneDNN costs more than it saves
 _FASTER = 1.3  # how much that is worth another order of additions; far from what is measured
 _SIZE = 256  # of the product that is timed
@@ -73,7 +75,7 @@ def multiplies_bfloat16(tensor: torch.Tensor) -> bool:
     This goes by the processor and not by a clock, as a step that is made again after a checkpoint
     has to come out the same bit for bit.
     """
-    return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and _bfloat16_units()
+    return tensor.dtype == torch.bfloat16 and on_processor(tensor) and _bfloat16_units()
 
 
 @functools.cache
@@ -117,7 +119,7 @@ class Squashed:
 
 def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
-        x.device.type == "cpu"
+        on_processor(x)
         and x.dtype == weight.dtype == torch.float32
         and len(x) * weight.numel() >= _LEAST
         # For other strides oneDNN has no fast kernel, but one that takes seconds.

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from dptrain.clipping.base.device import on_processor
+
 # Bytes of inputs, output gradients and results of the examples that are multiplied at once: what
 # stays in the caches, for each thread that works on them, and what keeps a device busy. Threads
 # wait for one another at the end of each product: with a quarter of it, two of them took 4 to 5 %
@@ -20,7 +22,7 @@ _ENOUGH = 32
 
 def chunk_size(tensor: torch.Tensor, numbers: int) -> int:
     """Number of examples to handle at once if each needs ``numbers`` numbers."""
-    budget = CACHE * torch.get_num_threads() if tensor.device.type == "cpu" else _DEVICE
+    budget = CACHE * torch.get_num_threads() if on_processor(tensor) else _DEVICE
     return max(1, budget // max(1, 4 * numbers))
 
 
@@ -31,7 +33,7 @@ def product_size(tensor: torch.Tensor, numbers: int) -> int:
     took 0.83 of the time that they took by ``chunk_size``.
     """
     most = chunk_size(tensor, numbers)
-    if tensor.device.type != "cpu":
+    if not on_processor(tensor):
         return most
     return min(most, max(_ENOUGH, own_size(numbers)) * torch.get_num_threads())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.base.rows import HALF, summing_dtype
 
 _BATCHES = 16  # that are looked at until one can tell
@@ -196,7 +197,7 @@ def _lines(x: torch.Tensor, classes: int) -> Iterator[torch.Tensor]:
     Logits of a decoder may be what takes the most memory of all, and as many numbers again as each
     step below makes of them would be the peak.
     """
-    most = _AT_ONCE if x.device.type == "cpu" else 2**7 * _AT_ONCE
+    most = _AT_ONCE if on_processor(x) else 2**7 * _AT_ONCE
     x = x.movedim(classes, -1)
     rows = max(1, most // max(1, x[:1].numel()))
     for some in x.split(rows):

@@ -212,8 +212,10 @@ def test_norms_of_broken_rows_are_not_finite():
     a, b = vectors("random", 5, 4, 3)
     b[2, 1, 0] = float("nan")
     a[4, 0, 0] = float("inf")
+    b[0], b[1], a[1, 2, 0] = 0.0, 0.0, float("nan")  # 0 · NaN is NaN
     norms = outer_norms(b, a)
-    assert torch.isfinite(norms).tolist() == [True, True, False, True, False, True]
+    assert torch.isfinite(norms).tolist() == [True, False, False, True, False, True]
+    assert float(norms[0]) == 0.0
 
 
 class Weighted(nn.Module):

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.bookkeeping.cache import product_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, positions
 
@@ -63,7 +64,7 @@ def cheaper_order(
         dtype: of the factors of the products, and of the gradients.
     """
     first = ChannelsFirst(a, g, shape, dtype)
-    if shape.groups > 1 or g.device.type != "cpu" or not first.needs_copies:
+    if shape.groups > 1 or not on_processor(g) or not first.needs_copies:
         return first  # on no other device was it measured
     last = ChannelsLast(a, g, shape, dtype)
     overlap = positions(shape.kernel[1:]) > positions(shape.stride[1:]) and last.piece >= _MANY

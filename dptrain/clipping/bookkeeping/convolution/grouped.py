@@ -8,6 +8,7 @@ import os
 import torch
 import torch.nn.functional as F
 
+from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
@@ -25,7 +26,7 @@ _CHANNELS_ALONE = 3  # multiplications that take as long as one of these kernels
 
 def runs_in_groups(g: torch.Tensor) -> bool:
     """True if torch has kernels of its own for this: oneDNN's, of float32 on a CPU."""
-    here = g.device.type == "cpu" and g.dtype == torch.float32
+    here = on_processor(g) and g.dtype == torch.float32
     return bool(here and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
 

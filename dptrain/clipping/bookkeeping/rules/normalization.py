@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.base.rows import HALF
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, Observe, WeightRule
@@ -65,7 +66,7 @@ class LayerNormRule(RMSNormRule):
         if torch.is_autocast_enabled(x.device.type) or x.dtype in HALF:
             return super().forward(layer, forward, inputs, observe)
         kept = torch.native_layer_norm(x, shape, layer.weight, layer.bias, layer.eps)
-        long = x.device.type == "cpu" and x.dim() > len(shape) + 1 and x[:1].numel() >= _LONG
+        long = on_processor(x) and x.dim() > len(shape) + 1 and x[:1].numel() >= _LONG
         uses = self._row_by_row if long else self._all_uses
         return observe(kept[0], (x, *kept[1:]), uses)
 
