@@ -235,13 +235,13 @@ def test_an_individual_filter_charges_the_pad(size):
 
 def test_the_guarantee_says_what_rounding_takes():
     private = start(np.zeros((2, SIZE)), COARSE, target_delta=1e-3)
-    (note,) = (n for n in private.guarantee().notes if "whole number" in n)
+    (note,) = (n for n in private.guarantee().notes if "is a multiple of" in n)
     bits = private.optimizer.noise.grid_bits
     share = 100 * math.sqrt(SIZE) * COARSE * 2.0**-bits
     assert f"2^-{bits} σR" in note
-    assert f"{share:.2g} % less than R" in note
+    assert f"norm {share:.2g} % below R" in note
     silent = start(np.zeros((2, SIZE)), 0.0, target_delta=1e-3)
-    assert not any("whole number" in n for n in silent.guarantee().notes)
+    assert not any("is a multiple of" in n for n in silent.guarantee().notes)
 
 
 # -- checkpoints of before -----------------------------------------------------------------------
