@@ -4,7 +4,7 @@
 #   bash scripts/test.sh                       # all that is not marked slow
 #   bash scripts/test.sh quick                 # the rooms that others stand on, and short runs
 #   bash scripts/test.sh all                   # everything
-#   bash scripts/test.sh share                 # of what is slow a sixth, another one by commit
+#   bash scripts/test.sh share                 # of what is slow a tenth, another one by commit
 #   bash scripts/test.sh of dptrain/losses.py  # of a module: its own, then who imports it
 #   bash scripts/test.sh tests/sampling -k gap # a part; of everything: all tests/sampling -k gap
 set -euo pipefail
@@ -33,7 +33,7 @@ all) shift ;;
 share)
     shift
     COMMIT="$(git rev-parse --short=7 HEAD)"
-    share=$((16#$COMMIT % 6))/6
+    share=$((16#$COMMIT % 10))/10
     echo "test: slow tests of share $share, by commit $COMMIT: again with  all --share $share"
     set -- --share "$share" "$@"
     ;;

@@ -84,7 +84,7 @@ def optimized(*arguments, cwd):
     return done.stdout + done.stderr
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "says"),
     [

@@ -78,6 +78,7 @@ def test_ranks_release_what_one_process_does(found, world, name):
     close(first, runs.case(name, sharded=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", EACH)
 def test_the_release_is_clipped_gradients_and_the_noise_of_the_seed(found, world):
     """Against one autograd call for each example, and a stream for the whole model."""

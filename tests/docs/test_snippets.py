@@ -129,7 +129,7 @@ def _parameters() -> list:
     return found
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize("name", _parameters())
 def test_snippets_of_a_page_run(
     name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -117,7 +117,7 @@ def test_padding_rows_that_are_nan_change_nothing(mode):
     assert private.nonfinite_examples == 0  # padding is nobody's gradient
 
 
-@pytest.mark.sample(every=5)
+@pytest.mark.sample(every=9)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_resume_in_the_middle_of_an_epoch_is_exact(name, workers):

@@ -79,6 +79,7 @@ def in_threads(*calls):
     return found
 
 
+@pytest.mark.sample(every=6)
 @pytest.mark.parametrize("together", [True, False])
 def test_two_threads_train_as_one_after_the_other(mode, together):
     wanted = [trained(seed, mode=mode) for seed in (1, 2)]

@@ -196,7 +196,7 @@ def check(build, optimizer_of, scheduler_of=None):
     return private, second
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_does_with_the_releases_what_it_does_by_itself_and_resumes(name):
     private, second = check(net, OPTIMIZERS[name])

@@ -203,6 +203,7 @@ def test_the_command_compares_means(tmp_path, capsys):
     assert plot.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_normalized_columns_and_cycles_in_between_are_tried(plan):
     names = {row.strategy_name.partition("(")[0] for row in plan.rows}
     assert names == {"Identity", "BandMF", "ColumnNormalizedBandMF"}

@@ -177,11 +177,13 @@ def test_attention() -> None:
     assert_apart(check(lambda x, ids, y: layer(x, x, x, need_weights=False)[0], given()))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str) -> None:
     assert_apart(check(PROGRAMS[name], given()))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", sorted({*random_programs.APART} - {"solved"}))
 def test_steps_of_random_programs(name: str) -> None:
     program = random_programs.RandomProgram((("apart", name),), 0)

@@ -130,6 +130,7 @@ def test_weights_and_biases_records_nothing_beside(reported):
     assert not wandb_host(folder) & {socket.gethostname()}
 
 
+@pytest.mark.slow
 def test_mlflow_gets_what_may_be_released(reported):
     folder, private = reported
     kept = sorted((folder / "mlflow").glob("[0-9]*/*/metrics/*"))
