@@ -97,7 +97,7 @@ class ModuleState:
                 left += reversed(parts)
         for name, m in new:
             self.modules[name] = m
-            self.buffers.update(map(id, m._buffers.values()))
+            self.buffers |= {id(b) for b in m._buffers.values() if b is not None}
             own = vars(m)
             self.containers.append(own)
             self.containers += [

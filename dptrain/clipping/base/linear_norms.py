@@ -15,9 +15,7 @@ from dptrain.clipping.base.rows import HALF, row_norms
 ROUNDING = 16.0
 """Norms are rounded up by this, in units of the unit roundoff u of the dtype that sums have."""
 
-SINGLE = (torch.float32, *HALF)
-"""Dtypes whose Gram matrices are float32; those of others are float64."""
-
+_SINGLE = (torch.float32, *HALF)  # dtypes whose Gram matrices are float32; others' are float64
 _LONG = 64  # positions from which on parts of a Gram matrix cost less in several products than all
 _STRIPES = 3  # products, of a third of the rows each: 2/3 of the multiplications are left
 _ALIGNED = 8  # positions at whose multiples a stripe begins: products of odd sizes are slower
@@ -151,7 +149,7 @@ def fits_single(
         sizes: m and n.
         taps: as of ``gram_squares``.
     """
-    if not all(side.dtype in SINGLE for side in sides) or positions > _MOST:
+    if not all(side.dtype in _SINGLE for side in sides) or positions > _MOST:
         return False
     return max(roundings(size, torch.float32, taps) for size in sizes) <= _COARSE
 
