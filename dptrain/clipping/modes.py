@@ -130,7 +130,7 @@ def attach(
     if mode == "bookkeeping":
         book = BookkeepingClipper(
             parameters,
-            at_hand=lambda: loader.unused,
+            at_hand=functools.partial(getattr, loader, "unused"),
             between=lambda: loader.between,
             loss_reduction=loss_reduction,
             views=views,
@@ -149,7 +149,7 @@ def attach(
         style=style,
         groups=groups,
         names={p: name for name, p in module.named_parameters()},
-        current=lambda: loader.unused,
+        current=functools.partial(getattr, loader, "unused"),
     )
     wrapped = HookedModule(
         module,

@@ -10,6 +10,7 @@ from dptrain.core.module_state import (
     content_of,
     extra_states,
     memory_of,
+    modules_of,
     parts_of,
     put_back,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "global_state",
     "in_words",
     "memory_of",
+    "modules_of",
     "named_error",
     "parsed",
     "parts_of",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import random
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,6 +46,46 @@ _COMPOSED = "__composable_api_"
 # Of tensors: what the wrapped optimizer and Opacus's hooks keep there for a batch. The compiler
 # notes how it takes them in attributes that begin with "_dynamo".
 _OF_TENSORS = frozenset(("grad_sample", "summed_grad", "_current_grad_sample", "_forward_counter"))
+
+
+class _Kind(enum.Enum):
+    """How the state of a value is found."""
+
+    PLAIN = enum.auto()
+    OF_A_RUN = enum.auto()
+    MODULE = enum.auto()
+    TENSOR = enum.auto()
+    NUMBERS = enum.auto()  # of NumPy
+    BYTES = enum.auto()
+    MAPPING = enum.auto()
+    SEQUENCE = enum.auto()
+    SET = enum.auto()
+    CODE = enum.auto()
+    OBJECT = enum.auto()
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind_of(kind: type) -> _Kind:
+    """The kind of the values of a class, looked up once: a step asks for thousands of values."""
+    if issubclass(kind, _PLAIN):
+        return _Kind.PLAIN
+    if getattr(kind, "of_a_run", False):
+        return _Kind.OF_A_RUN
+    kinds: tuple[tuple[_Kind, Any], ...] = (
+        (_Kind.MODULE, nn.Module),
+        (_Kind.TENSOR, torch.Tensor),
+        (_Kind.NUMBERS, (np.ndarray, np.generic)),
+        (_Kind.BYTES, _HOLDING_BYTES),
+        (_Kind.MAPPING, Mapping),
+        (_Kind.SEQUENCE, (list, tuple, deque)),
+        (_Kind.SET, (set, frozenset)),
+        (_Kind.CODE, types.ModuleType),
+    )
+    found = next((name for name, classes in kinds if issubclass(kind, classes)), None)
+    if found is not None:
+        return found
+    called = any("__call__" in vars(base) for base in kind.__mro__)
+    return _Kind.CODE if called else _Kind.OBJECT
 
 
 class ModuleState:
@@ -91,27 +132,35 @@ class ModuleState:
             name, m = left.pop()
             if self._is_new(m):
                 new.append((name, m))
-                parts = [
-                    (_join(name, n), part) for n, part in m._modules.items() if part is not None
-                ]
+                start = f"{name}." if name else ""
+                parts = [(start + n, part) for n, part in m._modules.items() if part is not None]
                 left += reversed(parts)
+        seen, by_path = self._seen, self.by_path
         for name, m in new:
             self.modules[name] = m
-            self.buffers |= {id(b) for b in m._buffers.values() if b is not None}
+            start = f"{name}." if name else ""
             own = vars(m)
             self.containers.append(own)
             self.containers += [
                 v for n, v in own.items() if n in _STRUCTURE and isinstance(v, _CONTAINERS)
             ]
+            self.buffers.update([id(b) for b in m._buffers.values() if b is not None])
             for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
-                if tensor is not None and self._is_new(tensor):
-                    self._tensor(_join(name, own_name), tensor)
+                if tensor is not None and id(tensor) not in seen:
+                    seen[id(tensor)] = tensor
+                    self._tensor(start + own_name, tensor)
         for name, m in new:
-            skipped = _STRUCTURE | _LIGHTNING if _is_a(m, "LightningModule") else _STRUCTURE
+            start = f"{name}." if name else ""
+            skipped = _skipped(type(m))  # type: ignore[arg-type]
             for attribute, value in list(vars(m).items()):
-                known = attribute in skipped or attribute in self._own
-                if not known and not attribute.startswith(_COMPOSED):
-                    self._value(_join(name, attribute), value, inside=False)
+                if attribute in skipped or attribute in self._own:
+                    continue
+                if attribute.startswith(_COMPOSED):
+                    continue
+                if type(value) in _PLAIN_TYPES:
+                    by_path[start + attribute] = value
+                else:
+                    self._value(start + attribute, value, inside=False)
 
     def _value(self, path: str, value: Any, *, inside: bool) -> None:
         """Record one attribute or element.
@@ -119,46 +168,59 @@ class ModuleState:
         Args:
             inside: whether it is a part of an object that is no module.
         """
-        if isinstance(value, _PLAIN):
+        kind = _kind_of(type(value))  # type: ignore[arg-type]
+        if kind is _Kind.OBJECT or kind is _Kind.CODE:  # or a proxy, of what it says that it is
+            kind = _kind_of(value.__class__)
+        if kind is _Kind.PLAIN:
             self.by_path[path] = value
-        elif getattr(type(value), "of_a_run", False):
+        elif kind is _Kind.OF_A_RUN:
             return
-        elif isinstance(value, nn.Module):
+        elif kind is _Kind.MODULE:
             self._modules(value, path)
         elif not self._is_new(value):
             return
-        elif isinstance(value, torch.Tensor):
+        elif kind is _Kind.TENSOR:
             self._tensor(path, value)
-        elif isinstance(value, np.ndarray | np.generic):
+        elif kind is _Kind.NUMBERS:
             self.by_path[path] = value
             self.held += [value] if isinstance(value, np.ndarray) else []
-        elif isinstance(value, _HOLDING_BYTES):
+        elif kind is _Kind.BYTES:
             self.by_path[path] = value
             self.held.append(value)
-        elif isinstance(value, Mapping):
+        elif kind is _Kind.MAPPING:
             self._elements(path, value, list(value.items()), inside=inside)
-        elif isinstance(value, list | tuple | deque):
+        elif kind is _Kind.SEQUENCE:
             self._elements(path, value, list(enumerate(value)), inside=inside)
-        elif isinstance(value, set | frozenset):
-            plain = frozenset(e for e in value if isinstance(e, _PLAIN))
+        elif kind is _Kind.SET:
+            plain = frozenset([e for e in value if isinstance(e, _PLAIN)])
             others = [e for e in value if not isinstance(e, _PLAIN)]
             self.by_path[path] = plain, len(others)
             self.containers += [value] if isinstance(value, set) else []
             for k, element in enumerate(others):
                 self._value(f"{path}[{k}]", element, inside=inside)
-        elif inside or callable(value) or isinstance(value, types.ModuleType):
+        elif not (inside or kind is _Kind.CODE):
+            self._object(path, value)
+
+    def _object(self, path: str, value: Any) -> None:
+        """Record the attributes of an object that is no module, where it has any."""
+        own = getattr(value, "__dict__", None)
+        if own is None:
             return
-        elif hasattr(value, "__dict__"):
-            self.containers.append(vars(value))
-            hugging_face = _is_a(value, "PretrainedConfig", "PreTrainedConfig")
-            for attribute, element in list(vars(value).items()):
-                if not (hugging_face and attribute in _HUGGING_FACE):
-                    self._value(f"{path}->{attribute}", element, inside=True)
+        self.containers.append(own)
+        skipped = _skipped(type(value))  # type: ignore[arg-type]
+        for attribute, element in list(own.items()):
+            if attribute in skipped:
+                continue
+            if type(element) in _PLAIN_TYPES:
+                self.by_path[f"{path}->{attribute}"] = element
+            else:
+                self._value(f"{path}->{attribute}", element, inside=True)
 
     def _tensor(self, path: str, tensor: torch.Tensor) -> None:
         self.by_path[path] = tensor
-        parameter = isinstance(tensor, nn.Parameter)
-        self.parameters += [tensor] if isinstance(tensor, nn.Parameter) else []
+        parameter = type(tensor) is nn.Parameter or isinstance(tensor, nn.Parameter)
+        if parameter:
+            self.parameters.append(cast(nn.Parameter, tensor))
         if vars(tensor):
             for attribute, value in list(vars(tensor).items()):
                 if attribute not in _OF_TENSORS and not attribute.startswith("_dynamo"):
@@ -172,7 +234,7 @@ class ModuleState:
     ) -> None:
         if isinstance(value, _CONTAINERS):
             self.containers.append(value)
-        if {type(element) for _, element in elements} <= _PLAIN_TYPES:  # a vocabulary, say
+        if _PLAIN_TYPES.issuperset([type(element) for _, element in elements]):  # a vocabulary, say
             self.by_path[path] = tuple(elements)
             return
         self.by_path[path] = tuple(k if isinstance(k, _PLAIN) else repr(k) for k, _ in elements)
@@ -184,6 +246,18 @@ class ModuleState:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """A module and all modules within, each once, as ``modules()`` has them, in a single call."""
+    found: dict[int, nn.Module] = {}
+    left = [module]
+    while left:
+        m = left.pop()
+        if id(m) not in found:
+            found[id(m)] = m
+            left += reversed([part for part in m._modules.values() if part is not None])
+    return list(found.values())
 
 
 def content_of(value: Any) -> Any:
@@ -204,10 +278,14 @@ def content_of(value: Any) -> Any:
 
 def extra_states(state: ModuleState) -> dict[str, Any]:
     """Values that ``get_extra_state`` of modules returns, by path, as comparable values."""
-    return {
-        _join(name, "_extra_state"): _comparable(m.get_extra_state())
+    own = [
+        (name, m)
         for name, m in state.modules.items()
         if type(m).get_extra_state is not nn.Module.get_extra_state
+    ]
+    return {
+        f"{name}._extra_state" if name else "_extra_state": _comparable(m.get_extra_state())
+        for name, m in own
     }
 
 
@@ -288,13 +366,13 @@ def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     return (tensor,)
 
 
-def _is_a(value: Any, *kinds: str) -> bool:
-    """True if the value's class has one of these names; imports nothing to find out."""
-    return any(kind.__name__ in kinds for kind in type(value).__mro__)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
+@functools.lru_cache(maxsize=4096)
+def _skipped(kind: type) -> frozenset[str]:
+    """Attributes of an object of a class that are none of its state."""
+    names = {base.__name__ for base in kind.__mro__}  # nothing is imported to find out
+    if issubclass(kind, nn.Module):
+        return _STRUCTURE | _LIGHTNING if "LightningModule" in names else _STRUCTURE
+    return _HUGGING_FACE if names & {"PretrainedConfig", "PreTrainedConfig"} else frozenset()
 
 
 def _comparable(value: Any) -> Any:

@@ -218,6 +218,12 @@ class PrivateOptimizer(DPOptimizer):
         for p in self._trained:
             vars(p).pop("summed_grad", None)
 
+    @property
+    def params(self) -> list[Any]:
+        """The parameters that are trained at the moment, in the wrapped optimizer's order."""
+        groups = self.original_optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
     def check_parameters(self) -> None:
         """Refuse to step with parameters that are not those of the run.
 
@@ -225,13 +231,9 @@ class PrivateOptimizer(DPOptimizer):
         which replaces whatever was there. In any other it would find a plain gradient, neither
         clipped nor noised.
         """
-        now, known = self.params, set(self._trained)
-        others = [
-            p
-            for group in self.original_optimizer.param_groups
-            for p in group["params"]
-            if p not in known and (p.requires_grad or p.grad is not None)
-        ]
+        known = {id(p) for p in self._trained}
+        now = [p for group in self.original_optimizer.param_groups for p in group["params"]]
+        others = [p for p in now if id(p) not in known and (p.requires_grad or p.grad is not None)]
         if others:
             raise RuntimeError(
                 f"the optimizer holds {len(others)} parameter(s) that are not part of the run, of "
@@ -240,7 +242,8 @@ class PrivateOptimizer(DPOptimizer):
                 "gradients would be neither clipped nor noised. Call requires_grad_(False) on "
                 "them and set their .grad to None, or start a new run that trains them"
             )
-        if len(now) != len(known) or not known.issuperset(now):
+        now = [p for p in now if p.requires_grad]
+        if len(now) != len(known) or not known.issuperset([id(p) for p in now]):
             missing = [tuple(p.shape) for p in self._trained if not any(p is q for q in now)]
             raise RuntimeError(
                 f"{len(missing)} parameter(s) of the run, of shape {missing}, were frozen or "
@@ -423,8 +426,7 @@ class PrivateOptimizer(DPOptimizer):
     def scale_grad(self) -> None:
         """Divide by the public constant B̄ where the loss is a mean."""
         if self.loss_reduction == "mean":
-            for p in self._stepped:
-                p.grad.div_(self.expected_batch_size)
+            torch._foreach_div_([p.grad for p in self._stepped], self.expected_batch_size)
 
     @property
     def _sliced(self) -> SlicedOptimizer | None:

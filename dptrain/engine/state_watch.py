@@ -166,10 +166,10 @@ class StateWatch:
     def _look(self) -> _Look:
         if self._rest is not None:
             self._rest()
-        return _Look.at(self._module, self._public, self._own)
+        return _Look.at(self._module, self._public if self.public else None, self._own)
 
     def _public(self, path: str) -> bool:
-        name = attribute_of(path) if self.public else ""
+        name = attribute_of(path)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.public)
 
     def _unchanged_by_hand(self, now: _Look) -> dict[str, str]:
@@ -277,50 +277,55 @@ class _Look(NamedTuple):
     attached: str | None
 
     @classmethod
-    def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
+    def at(
+        cls, module: nn.Module, public: Callable[[str], bool] | None, own: Collection[str]
+    ) -> _Look:
         """The module's state now, except for what may change."""
         entries: dict[str, _Entry] = {}
         attached: str | None = None
         state = ModuleState(module, own)
-        found = {path: content_of(value) for path, value in state.by_path.items()}
-        for path, value in (found | extra_states(state)).items():
-            if isinstance(value, nn.Parameter):
-                kind = "parameter"
-            elif public(path):
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                    attached = path
-                continue
-            else:
-                kind = "buffer" if id(value) in state.buffers else "attribute"
+        for path, value in (state.by_path | extra_states(state)).items():
             version: int | None = None
             place: Any = None
+            trained = False
+            kind = "attribute"
             if isinstance(value, torch.Tensor):
+                if type(value) is nn.Parameter or isinstance(value, nn.Parameter):
+                    kind, trained = "parameter", value.requires_grad
+                elif id(value) in state.buffers:
+                    kind = "buffer"
                 version = None if value.is_inference() else value._version
                 strided = value.layout == torch.strided and value.device.type != "meta"
                 plain = strided and type(value) in (torch.Tensor, nn.Parameter)
                 place = (value.data_ptr() if plain else None, value.dtype, value.shape)
             elif isinstance(value, np.ndarray):
                 place = (value.ctypes.data, value.dtype, value.shape)
-            trained = kind == "parameter" and value.requires_grad
-            entries[path] = _Entry(value, kind, version, place, trained)
+            elif state.held:  # may be one of those
+                value = content_of(value)
+            if public is not None and kind != "parameter" and public(path):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    attached = path
+                continue
+            # A step has thousands of entries, and a named tuple's own constructor is a function.
+            entries[path] = tuple.__new__(_Entry, (value, kind, version, place, trained))
         modes = {name: m.training for name, m in state.modules.items()}
         return cls(entries, modes, attached)
 
     def changes(self, now: _Look, *, trained: bool = True) -> list[str]:
         """Paths at which something else is, or was written to so far as versions tell."""
         first, second = self.entries, now.entries
-        cleared = {
-            path + ".grad"  # of parameters that are trained, or were
-            for look in (first, second)
-            for path, entry in look.items()
-            if entry.trained
-        }
+        cleared = set[str]()
+        for look in (first, second):  # of parameters that are trained, or were
+            cleared.update([f"{path}.grad" for path, entry in look.items() if entry.trained])
         found = [path for path in first if path not in second and path not in cleared]
         for path, entry in second.items():
             before = first.get(path)
             if (entry.trained and not trained) or path in cleared:
                 continue
-            if before is None or entry.version != before.version or not _same(before, entry):
+            if before is not None and before.value is entry.value:
+                if entry.version != before.version or entry.place != before.place:
+                    found.append(path)
+            elif before is None or entry.version != before.version or not _same(before, entry):
                 found.append(path)
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base import full_float32
+from dptrain.clipping.base import in_full_float32
 from dptrain.clipping.bookkeeping import LayerRule, norms_of_sum
 from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of, without_rule
 from dptrain.clipping.bookkeeping.uses import Use
@@ -21,7 +21,7 @@ from dptrain.testing.requiring import require
 _UP = 1e-6
 
 
-@full_float32()
+@in_full_float32
 def check_layer_rule(
     layer: nn.Module,
     inputs: torch.Tensor | Sequence[Any],

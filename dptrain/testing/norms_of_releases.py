@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base import HALF, ROUNDING, full_float32, row_norms_error, unit
+from dptrain.clipping.base import HALF, ROUNDING, in_full_float32, row_norms_error, unit
 from dptrain.clipping.bookkeeping import norms_of_sum
 from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of, without_rule
 from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
@@ -123,7 +123,7 @@ def _changed(given: list[Any], dtype: torch.dtype) -> Iterator[tuple[str, list[A
             yield what, values
 
 
-@full_float32()
+@in_full_float32
 def check_uses(where: str, uses: list[Use]) -> None:
     """The inequalities for every example, also of gradients that an optimizer scales.
 

@@ -3,7 +3,7 @@
 from dptrain.clipping.base.book import Book
 from dptrain.clipping.base.device import as_on_a_device
 from dptrain.clipping.base.linear_norms import ROUNDING, unit
-from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.precision import in_full_float32
 from dptrain.clipping.base.rows import HALF, row_norms_error, summing_dtype
 from dptrain.clipping.base.styles import FLAT, Automatic, ClippingStyle, Flat, PerGroup, PerLayer
 
@@ -18,7 +18,7 @@ __all__ = [
     "PerGroup",
     "PerLayer",
     "as_on_a_device",
-    "full_float32",
+    "in_full_float32",
     "row_norms_error",
     "summing_dtype",
     "unit",

@@ -42,9 +42,12 @@ class Book:
     def replays(self, costs: Any) -> None:
         """Note that a layer was run again, and what that has taken."""
 
-    def unseen(self) -> contextlib.AbstractContextManager[Any]:
-        """A context for what is done in a backward pass, and is no part of the user's program."""
-        return contextlib.nullcontext()
+    def unseen(self) -> contextlib.AbstractContextManager[Any] | None:
+        """A context for what is done in a backward pass, and is no part of the user's program.
+
+        ``None`` where nothing follows the program.
+        """
+        return None
 
     def doubt(self, layer: nn.Module) -> str | None:
         """The reason against gradients of a call that is being made, for ``record``."""

@@ -6,9 +6,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _DEVICES = ("cpu", "cuda")
 _AS_SUCH = ("ieee", "none")  # what wider switches hand down is read, not "none"
@@ -22,16 +25,29 @@ def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]
     return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def full_float32() -> Iterator[None]:
+def in_full_float32(function: Callable[P, T]) -> Callable[P, T]:
     """Multiply float32 matrices as such: not of numbers rounded to TensorFloat32 or bfloat16.
 
     ``torch.set_float32_matmul_precision("medium")`` and what is like it allow torch to round what
     it multiplies to 8 or 11 bits, and ``torch.autocast`` has it do so where a step is taken within.
     A clipped sum would then be another than the one that norms were taken of, by up to 4·10⁻³ of
     what its terms add up to, and one of terms that cancel by far more than itself. So norms and
-    sums are both formed within.
+    sums are both formed within such functions. They cost little where nothing was lowered.
     """
+
+    @functools.wraps(function)
+    def within(*args: P.args, **kwargs: P.kwargs) -> T:
+        lowered = any([torch.is_autocast_enabled(device) for device in _DEVICES])
+        if not lowered and _PRODUCTS.are_full():
+            return function(*args, **kwargs)
+        with _full_float32():
+            return function(*args, **kwargs)
+
+    return within
+
+
+@contextlib.contextmanager
+def _full_float32() -> Iterator[None]:
     with contextlib.ExitStack() as entered:
         for device in _DEVICES:
             entered.enter_context(without_autocast(device))
@@ -49,6 +65,16 @@ class _Switches:
     def __init__(self, find: Callable[[], list[Any]]) -> None:
         self._find = functools.cache(find)
         self._within: list[list[str]] = []  # what was read by each that is within
+
+    def are_full(self) -> bool:
+        """True if all is full float32, and no other thread is about to restore what is less."""
+        with _ENTERING:
+            if self._within:
+                return False
+            for kind in self._find():
+                if kind.fp32_precision not in _AS_SUCH:
+                    return False
+        return True
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
@@ -107,7 +133,7 @@ _PRODUCTS, _CUDNN = _Switches(_of_products), _Switches(_of_cudnn)
 
 
 def full_products() -> contextlib.AbstractContextManager[None]:
-    """Like ``full_float32``, but leave autocast alone."""
+    """Context of full float32 products, which leaves autocast alone."""
     return _PRODUCTS.full()
 
 

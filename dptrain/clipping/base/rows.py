@@ -114,8 +114,8 @@ def check_dense(called: str, *values: Any) -> None:
     Args:
         called: what is called on the values, as a message begins.
     """
-    for value in tree_leaves(values):
-        if not isinstance(value, torch.Tensor):
+    for value in _leaves(values):
+        if not isinstance(value, torch.Tensor) or is_dense(value):
             continue
         if value.is_nested:
             raise RuntimeError(
@@ -123,10 +123,22 @@ def check_dense(called: str, *values: Any) -> None:
                 "first dimension: call it on torch.nested.to_padded_tensor(x, 0.0), and pass "
                 "the lengths or a mask, with one row per example, as another argument"
             )
-        if value.layout is not torch.strided:
-            raise RuntimeError(
-                f"{called}, is called on a sparse tensor (layout {value.layout}), which has no "
-                "row per example in its first dimension: convert it with x.to_dense() in the "
-                "collate function, in the loop or before this layer. An embedding of padded ids "
-                "needs less memory"
-            )
+        raise RuntimeError(
+            f"{called}, is called on a sparse tensor (layout {value.layout}), which has no "
+            "row per example in its first dimension: convert it with x.to_dense() in the "
+            "collate function, in the loop or before this layer. An embedding of padded ids "
+            "needs less memory"
+        )
+
+
+def _leaves(values: Any) -> list[Any]:
+    """``tree_leaves``, which asks of every item what kind of tree it is; most calls have none."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (tuple, list, dict):
+            found += _leaves(value.values() if type(value) is dict else value)
+        else:
+            found += tree_leaves(value)
+    return found

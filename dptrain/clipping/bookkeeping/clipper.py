@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.book import Book
-from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.precision import in_full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
@@ -38,6 +38,20 @@ _log = logging.getLogger(__name__)
 
 Admit = Callable[[torch.Tensor], torch.Tensor]
 """Function from norms to factors in [0, 1], one for each example."""
+
+
+class _Held:
+    """What was reported of a parameter in the backward pass of a batch.
+
+    Attributes:
+        uses: not yet added up.
+        norms: of its only use, shape (examples,).
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter  # held, so that no other is at its place in memory
+        self.uses: list[Use] = []
+        self.norms: torch.Tensor | None = None
 
 
 class BookkeepingClipper(Book):
@@ -89,10 +103,9 @@ class BookkeepingClipper(Book):
         self.probe: RowProbe | None = None  # of the module, where there is one
         self.loss_reduction = loss_reduction
         self.views = views
-        self._uses: dict[nn.Parameter, list[Use]] = {}
-        self._norms: dict[nn.Parameter, torch.Tensor] = {}
+        self._held: dict[int, _Held] = {}  # by the parameters' identities
+        self._several: set[int] = set()  # parameters whose norms can wait for the other uses
         self._copies = Copies()
-        self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
         self._costs = ReplayCosts()
         self._records: int | RowGroups | None = None  # rows of the records of the batch
 
@@ -111,9 +124,11 @@ class BookkeepingClipper(Book):
         batch = self.at_hand()
         return self._between() if batch is None else not len(batch.indices)
 
-    def unseen(self) -> contextlib.AbstractContextManager[Any]:
-        """Context without the trace that follows the step."""
-        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
+    @override
+    def unseen(self) -> contextlib.AbstractContextManager[Any] | None:
+        """Context without the trace that follows the step, where one does."""
+        owners = self.owners
+        return None if owners is None or not owners.traces else owners.unseen()
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
         """Check whose the rows are; uses are made of every call, but of those where it is idle."""
@@ -132,7 +147,7 @@ class BookkeepingClipper(Book):
     def replays(self, costs: Replays) -> None:
         self._costs.add(costs)
 
-    @full_float32()
+    @in_full_float32
     def record(
         self, uses: Mapping[nn.Parameter, Use], since: MicroBatch | None, doubt: str | None = None
     ) -> None:
@@ -162,23 +177,30 @@ class BookkeepingClipper(Book):
             self._records = self._grouping(batch)
         for p, use in uses.items():
             check_rows(use.rows, batch.rows, self.views)
-            if self.probe is not None:
+            if doubt is not None and self.probe is not None:
                 self.probe.resolve(doubt)
             use = (use if self._records is None else folded(use, self._records)).compact()
             use.keep(self._copies)
-            self._norms.pop(p, None)  # first, that none is left of a part should this be cut short
-            held = self._uses.setdefault(p, [])
-            if held:
-                self._several.add(p)
-            if held and isinstance(use, Materialized | Formed):
-                held[:] = merge([*held, use])  # at once: there is no need to hold two of these
+            held = self._hold(p)
+            held.norms = None  # first, that none is left of a part should this be cut short
+            if held.uses:
+                self._several.add(id(p))
+            if held.uses and isinstance(use, Materialized | Formed):
+                held.uses = merge([*held.uses, use])  # there is no need to hold two of these
             else:
-                held.append(use)
+                held.uses.append(use)
             # At once, while what it is made of is in the processor's cache.
-            if p not in self._several:
-                self._norms[p] = use.norms()
+            if id(p) not in self._several:
+                held.norms = use.norms()
 
-    @full_float32()
+    def _hold(self, p: nn.Parameter) -> _Held:
+        """What is held of a parameter, which may be nothing as yet."""
+        held = self._held.get(id(p))
+        if held is None:
+            self._held[id(p)] = held = _Held(p)
+        return held
+
+    @in_full_float32
     def clipped_sum(self, **options: Any) -> list[torch.Tensor | None]:
         """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
 
@@ -188,16 +210,16 @@ class BookkeepingClipper(Book):
         Raises:
             RuntimeError: if there was no backward pass for this batch.
         """
-        sums: dict[nn.Parameter, torch.Tensor] = {}
+        sums: dict[int, torch.Tensor] = {}
         by_parameter = self._in_turn(**options)
         # What the backward pass came to last is still in the processor's cache, and a bias leaves
         # there what its weight needs.
-        for p in [p for p in reversed(self._uses) if p in by_parameter]:
+        for p in [p for p in reversed(self._held) if p in by_parameter]:
             sums[p] = by_parameter[p]()
         self._done()
-        return [sums.get(p) for p in self.parameters]
+        return [sums.get(id(p)) for p in self.parameters]
 
-    @full_float32()
+    @in_full_float32
     def take_clipped_sums(
         self, take: Callable[[int, torch.Tensor | None], None], **options: Any
     ) -> None:
@@ -213,7 +235,7 @@ class BookkeepingClipper(Book):
         """
         by_parameter = self._in_turn(**options)
         for index in reversed(range(len(self.parameters))):
-            form = by_parameter.pop(self.parameters[index], None)
+            form = by_parameter.pop(id(self.parameters[index]), None)
             take(index, None if form is None else form())
         self._done()
 
@@ -225,8 +247,8 @@ class BookkeepingClipper(Book):
         scales: Sequence[torch.Tensor | None] | None = None,
         admit: Admit | None = None,
         loss_scale: float = 1.0,
-    ) -> dict[nn.Parameter, Callable[[], torch.Tensor]]:
-        """Functions that form the clipped sum of each parameter that took part.
+    ) -> dict[int, Callable[[], torch.Tensor]]:
+        """Functions that form the clipped sum of each parameter that took part, by identities.
 
         Args:
             max_grad_norm: R > 0.
@@ -237,11 +259,11 @@ class BookkeepingClipper(Book):
                 [0, 1] on the clipped gradients; ``None``: all 1.
             loss_scale: S > 0, what the loss was multiplied by; undone before anything else.
         """
-        if not self._uses and self.idle() and self.batch is self.at_hand():
+        if not self._held and self.idle() and self.batch is self.at_hand():
             nothing = torch.zeros(len(weights), max(self.groups) + 1)
             self._factors(nothing, max_grad_norm, weights, admit)
             return {}
-        if not self._uses:
+        if not self._held:
             raise RuntimeError(
                 "no per-example gradients: before optimizer.step(), call loss.backward() on the "
                 "private module's output"
@@ -253,17 +275,16 @@ class BookkeepingClipper(Book):
         factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         index = None if finite is None else finite.nonzero()[:, 0]
         by_group = per_reported(factors, unit).unbind(1)
-        ours = {
-            p: (by_group[group], s)
-            for p, group, s in zip(self.parameters, self.groups, scaling, strict=True)
-        }
 
-        def formed(p: nn.Parameter) -> torch.Tensor:
-            own, scale = ours[p]
+        def formed(p: nn.Parameter, own: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
             total = self._sum(p, own, index)
             return total if scale is None else total * scale
 
-        return {p: functools.partial(formed, p) for p in self._uses if p in ours}
+        return {
+            id(p): functools.partial(formed, p, by_group[group], s)
+            for p, group, s in zip(self.parameters, self.groups, scaling, strict=True)
+            if id(p) in self._held
+        }
 
     def _factors(
         self, norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor, admit: Admit | None
@@ -296,8 +317,7 @@ class BookkeepingClipper(Book):
 
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
-        self._uses.clear()
-        self._norms.clear()
+        self._held.clear()
         self._copies.clear()
 
     def _grouping(self, batch: MicroBatch) -> int | RowGroups | None:
@@ -326,23 +346,23 @@ class BookkeepingClipper(Book):
         self, p: nn.Parameter, scale: torch.Tensor | None, times: float
     ) -> torch.Tensor | None:
         """Norms of one parameter's gradients of the reduced loss, enlarged, shape (examples,)."""
-        uses = self._uses.get(p)
-        if uses is None:
+        held = self._held.get(id(p))
+        if held is None:
             return None
         if times != 1.0:
             scale = torch.full((), times, device=p.device) if scale is None else scale * times
         if scale is not None:
-            return chunked_norms(uses, scale)
-        if p in self._norms:
-            return self._norms[p]
-        uses[:] = merge(uses)
-        return norms_of_sum(uses)
+            return chunked_norms(held.uses, scale)
+        if held.norms is not None:
+            return held.norms
+        held.uses = merge(held.uses)
+        return norms_of_sum(held.uses)
 
     def _sum(
         self, p: nn.Parameter, factors: torch.Tensor, index: torch.Tensor | None
     ) -> torch.Tensor:
         """Σ_i f_i g_i of one parameter, whose uses are dropped; rows not in ``index`` are none."""
-        uses = self._uses.pop(p)
+        uses = self._held.pop(id(p)).uses
         if index is not None:
             # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away.
             uses, factors = [use.select(index) for use in uses], factors[index]

@@ -29,18 +29,18 @@ class Copies:
         """The same numbers, as they are now or as they were when the copy was made."""
         if tensor.layout != torch.strided or tensor.is_inference():
             return tensor.clone()
-        sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        apart = [(size, by) for size, by in sizes if size != 1 and by != 0]
+        shape, strides, repeated = [], [], []
+        for size, by in zip(tensor.shape, tensor.stride(), strict=True):
+            repeated.append(size if by else 1)
+            if size != 1 and by:
+                shape.append(size)
+                strides.append(by)
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor.storage_offset(), tensor.dtype, *apart)
+        key = (storage._cdata, tensor.storage_offset(), tensor.dtype, *shape, *strides)
         found = self._made.get(key)
         if found is None or found.of.expired() or found.version != tensor._version:
-            shape, strides = [size for size, _ in apart], [by for _, by in apart]
             copied = tensor.detach().as_strided(shape, strides).clone()
             self._made[key] = found = _Copy(StorageWeakRef(storage), tensor._version, copied)
-        repeated = [
-            1 if by == 0 else size for size, by in zip(tensor.shape, tensor.stride(), strict=True)
-        ]
         return found.copied.view(repeated).expand(tensor.shape)
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.book import Book
+from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.base.stand_in import StandIn, is_untapped
 from dptrain.clipping.bookkeeping.operations import OperationsRule
 from dptrain.clipping.bookkeeping.rules.rule import LayerRule, Observe
@@ -74,8 +75,11 @@ class LayerTap(StandIn):
                 "Call the layer on the whole batch, or use its parameters directly inside "
                 "torch.func (torch.vmap(lambda row: row @ self.weight)(x))"
             )
-        with self.observe.naming():
-            return self.observe.rule.run(self.observe, self.own, args, kwargs)
+        observe = self.observe
+        try:
+            return observe.rule.run(observe, self.own, args, kwargs)
+        except UnclearRows as error:
+            raise observe.naming(error) from error
 
     def plans(self) -> list[RowPlan]:
         """Notes of which sizes follow the rows of the batch, in the layer's calls."""

@@ -12,7 +12,7 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.precision import in_full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_dense, check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
@@ -278,7 +278,7 @@ class PerExampleClipper(BookkeepingClipper):
         self._names = {} if names is None else names
 
     @override
-    @full_float32()
+    @in_full_float32
     def clipped_sum(self, **options: Any) -> list[torch.Tensor | None]:
         """One clipped sum per parameter, as ``BookkeepingClipper`` has it, consumed.
 
@@ -290,8 +290,8 @@ class PerExampleClipper(BookkeepingClipper):
         self._check_complete()
         for p in self.parameters:
             if (g := self._grad_sample(p, len(options["weights"]))) is not None:
-                self._uses[p] = [Materialized(g.to(summing_dtype(p)))]
-        if not self._uses:
+                self._hold(p).uses = [Materialized(g.to(summing_dtype(p)))]
+        if not self._held:
             raise RuntimeError(
                 "no per-example gradients: before optimizer.step(), call loss.backward() once "
                 "on the private module's output, with the module in training mode. Run forward "

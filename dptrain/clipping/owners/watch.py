@@ -258,6 +258,11 @@ class OwnerWatch:
         """A context for what is no part of the user's program, within a call of torch too."""
         return self._beside(within=True)
 
+    @property
+    def traces(self) -> bool:
+        """True while a trace is under way, be it from the middle of a step on."""
+        return self._trace is not None
+
     @contextlib.contextmanager
     def _beside(self, *, within: bool) -> Iterator[None]:
         trace = self._trace

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base.precision import exact_products, full_float32
+from dptrain.clipping.base.precision import exact_products, in_full_float32
 from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.stand_in import untapped
 from dptrain.clipping.probe.inputs import Rows, steps
@@ -57,7 +57,7 @@ class Sums(Witness):
         """Note that a layer was run again."""
         self.replayed = True
 
-    @full_float32()
+    @in_full_float32
     def record(
         self, uses: Mapping[nn.Parameter, Any], since: Any, doubt: str | None = None
     ) -> None:

@@ -34,15 +34,34 @@ def steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 Change = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 
 
-def named(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
-    """Positional arguments by the names that they have in the module's ``forward``."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in single]
-    return {names[k] if k < len(names) else f"{k}": value for k, value in enumerate(args)}
+class Named:
+    """Positional arguments of a module by the names that they have in its ``forward``.
+
+    Args:
+        module: whose forward may be exchanged for another.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._known: tuple[Any, list[str]] | None = None  # a forward, and its names
+
+    def __call__(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        """The arguments by name, or by place where there is no name."""
+        if not args:
+            return {}
+        own = vars(self._module).get("forward", type(self._module))
+        if self._known is None or self._known[0] is not own:
+            self._known = own, self._names()
+        names = self._known[1]
+        return dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False))
+
+    def _names(self) -> list[str]:
+        try:
+            parameters = list(inspect.signature(self._module.forward).parameters.values())
+        except (TypeError, ValueError):
+            return []
+        single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [p.name for p in parameters if p.kind in single]
 
 
 def structure(arguments: dict[str, Any], rows: int) -> tuple[Any, ...]:

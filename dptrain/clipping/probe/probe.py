@@ -16,12 +16,12 @@ from dptrain.clipping.base.precision import exact_products
 from dptrain.clipping.base.rows import check_dense
 from dptrain.clipping.owners import Answers, OwnerWatch, look_of_call
 from dptrain.clipping.probe.examination import SWITCH, Examination
-from dptrain.clipping.probe.inputs import Rows, named, structure
+from dptrain.clipping.probe.inputs import Named, Rows, structure
 from dptrain.clipping.probe.passes import AtHand, Pass
 from dptrain.clipping.probe.restoring import attached, replay
 from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.witness import Witness
-from dptrain.core import named_error, remember_globals, restore_global_state
+from dptrain.core import modules_of, named_error, remember_globals, restore_global_state
 
 PROBES = ("first", "shapes", "off")
 """Times at which the probe looks: at the first batch, at every new shape of inputs, or never."""
@@ -117,6 +117,7 @@ class RowProbe:
         self.follow = follow
         self.when, self.hooked = when, hooked
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._named = Named(module)
         self._known: set[Any] = set()
         self._shown: set[nn.Module] = set()  # layers that a probe's gradient reached
         self._passes = Examination(module, witnessed, self._trained, self._shown)
@@ -255,15 +256,15 @@ class RowProbe:
         if self.when == "first" and self._known:
             self._any = True
             return None
-        arguments = named(self.module, args)
-        layers = list(self.module.modules())
+        arguments = self._named(args)
+        layers = modules_of(self.module)
         whole = self._rows_of(arguments, kwargs, batch.rows)
         key = (
             structure({**arguments, **kwargs}, batch.rows),
             whole.second,
             # Layers that were exchanged, and hooks that were registered, since the last probe.
             tuple(layers),
-            tuple(attached(layers)),
+            attached(layers),
             # Training flags, and switches of the user's own.
             tuple([v for m in layers for v in vars(m).values() if v is True or v is False]),
         )
@@ -279,7 +280,7 @@ class RowProbe:
         batch = self.at_hand()
         if batch is None or not self._second:
             return []
-        found = self._rows_of(named(self.module, args), kwargs, batch.rows)
+        found = self._rows_of(self._named(args), kwargs, batch.rows)
         leaves = zip(found.names, found.leaves(), strict=True)
         return [
             leaf

@@ -13,7 +13,11 @@ from torch import nn
 
 from dptrain.core import ModuleState, put_back, remember_globals, restore_global_state
 
-_HOOKS = [name for name, value in vars(nn.Module()).items() if "hooks" in name and value == {}]
+_HOOKS = [
+    name
+    for name, value in vars(nn.Module()).items()
+    if "hooks" in name and "state_dict" not in name and value == {}
+]
 
 
 def replay() -> Callable[[], None]:
@@ -56,18 +60,21 @@ def untouched(module: nn.Module) -> Iterator[None]:
             p.grad = gradient
 
 
-def attached(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, Any]]:
+def attached(layers: Sequence[nn.Module]) -> tuple[tuple[int, str, Any], ...]:
     """Hooks and forwards of the layers' own: the layer's place, the kind, and the code that runs.
 
     Hooks that are registered anew for every batch are the same if their code is.
     """
+    found: list[tuple[int, str, Any]] = []
     for place, layer in enumerate(layers):
         own = vars(layer)
         for name in _HOOKS:
-            if own[name] and "state_dict" not in name:
-                yield place, name, tuple(_code(hook) for hook in own[name].values())
+            if own[name]:
+                found.append((place, name, tuple([_code(hook) for hook in own[name].values()])))
         if "forward" in own:
-            yield place, "forward", _code(own["forward"])
+            forward = own["forward"]
+            found.append((place, "forward", _code(forward)))
+    return tuple(found)
 
 
 def _code(function: Any) -> Any:

@@ -75,6 +75,7 @@ class PrivateLoader:
             nothing is.
 
     Attributes:
+        unused: the same, until ``optimizer.step()`` has used it.
         current: the ``MicroBatch`` of the batch that the user holds, ``None`` before the
             first one and after the end.
         notes: what a guarantee says of how batches are made.
@@ -137,7 +138,7 @@ class PrivateLoader:
         self.current: MicroBatch | None = None
         checks.function("taken", taken, owner=owner)
         self._taken = taken
-        self._reported = False
+        self.unused: MicroBatch | None = None
         self._given = False
         self._iteration = 0
         self._running: range | None = None
@@ -217,11 +218,6 @@ class PrivateLoader:
         return self._plan.position
 
     @property
-    def unused(self) -> MicroBatch | None:
-        """The batch that the user holds, until ``optimizer.step()`` has used it."""
-        return None if self._reported else self.current
-
-    @property
     def between(self) -> bool:
         """True if a batch was given, and every one that was has been used or given up."""
         return self._given and self.unused is None
@@ -282,10 +278,10 @@ class PrivateLoader:
                 self._settle()
                 item = next(batches, None)
                 if item is None:
-                    self.current = None
+                    self.current = self.unused = None
                     return
                 self.current, data = item
-                self._reported, self._given = False, True
+                self.unused, self._given = self.current, True
                 if self._taken is not None:
                     self._taken(self.current, data)
                 if self._driven and self._world_size > 1:
@@ -320,7 +316,7 @@ class PrivateLoader:
         if not self._driven:
             if micro.last:
                 self._plan.complete()
-        elif not self._reported:
+        elif self.unused is not None:
             raise RuntimeError(
                 f"optimizer.step() was not called after the batch of step {micro.step} (part "
                 f"{micro.part + 1} of {micro.parts}) was drawn. Call it once for every batch of "
@@ -334,8 +330,7 @@ class PrivateLoader:
     def _end_iteration(self) -> None:
         self._iteration += 1
         self._running = None
-        self.current = None
-        self._reported = False
+        self.current = self.unused = None
 
     def report_microbatch(self) -> None:
         """Say that ``optimizer.step()`` has used the batch at hand.
@@ -347,9 +342,9 @@ class PrivateLoader:
             raise RuntimeError(
                 "optimizer.step() was called before taking a batch from the private loader"
             )
-        if self._reported:
+        if self.unused is None:
             raise RuntimeError("optimizer.step() was called twice for one batch; call it once")
-        self._reported = True
+        self.unused = None
 
     def complete_step(self) -> None:
         """Count the logical step of the batch at hand as done; its batch is not drawn again.
@@ -361,7 +356,7 @@ class PrivateLoader:
         if not self._driven:
             raise RuntimeError("complete_step() is for an engine, whose loader has driven=True")
         micro = self.current
-        if micro is None or not micro.last or not self._reported:
+        if micro is None or not micro.last or self.unused is not None:
             raise RuntimeError(
                 "complete_step() follows report_microbatch() on the last microbatch of a step"
             )

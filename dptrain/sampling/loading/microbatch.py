@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ class MicroBatch:
         """True if the logical step ends with this microbatch."""
         return self.part == self.parts - 1
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """Rows that the model sees, padding included; at least one, also for an empty batch."""
         return len(self.weights) if self.sizes is None else int(self.sizes.sum())

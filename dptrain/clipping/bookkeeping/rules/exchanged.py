@@ -38,28 +38,36 @@ class Exchanged:
 
     Args:
         holders: modules, by their names.
-        change: what stands for a parameter, by its full name and itself.
+        change: what stands for a parameter, by its full name and itself; ``None``: itself,
+            detached.
     """
 
     def __init__(
         self,
         holders: Iterable[tuple[str, nn.Module]],
-        change: Callable[[str, nn.Parameter], torch.Tensor],
+        change: Callable[[str, nn.Parameter], torch.Tensor] | None = None,
     ) -> None:
         # The attributes themselves: nn.Module looks at each that is set, for longer than all of
         # this takes. A call may come within one of another layer that has changed them too.
-        self._kept = [
-            (prefix, own, {name: own[name] for name in _LISTED if name in own})
-            for prefix, own in ((prefix, vars(m)) for prefix, m in holders)
-        ]
+        self._kept: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        for prefix, m in holders:
+            own, before = vars(m), {}
+            for name in _LISTED:
+                if name in own:
+                    before[name] = own[name]
+            self._kept.append((prefix, own, before))
         self._change = change
 
     def __enter__(self) -> None:
         for prefix, own, before in self._kept:
-            own["_parameters"] = {
-                name: None if p is None else self._change(joined(prefix, name), p)
-                for name, p in before["_parameters"].items()
-            }
+            own["_parameters"] = changed = dict(before["_parameters"])
+            for name, p in changed.items():
+                if p is not None:
+                    changed[name] = self._changed(prefix, name, p) if self._change else p.detach()
+
+    def _changed(self, prefix: str, name: str, p: nn.Parameter) -> torch.Tensor:
+        assert self._change is not None
+        return self._change(joined(prefix, name), p)
 
     def __exit__(self, *_: object) -> None:
         for _prefix, own, before in self._kept:
@@ -67,11 +75,6 @@ class Exchanged:
 
 
 _LISTED = ("_parameters", "_flat_weights", "_flat_weight_refs")
-
-
-def detached(holders: Iterable[tuple[str, nn.Module]]) -> Exchanged:
-    """Modules with their own parameters detached."""
-    return Exchanged(holders, lambda _, p: p.detach())
 
 
 @contextlib.contextmanager

@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from dptrain.clipping.base.book import Book
-from dptrain.clipping.base.precision import without_autocast
 from dptrain.clipping.base.products import multiplies_bfloat16
 from dptrain.clipping.base.rows import UnclearRows, check_dense, is_dense, summing_dtype
 from dptrain.clipping.bookkeeping.reporting import Report, Reported, ReportedRows
-from dptrain.clipping.bookkeeping.rules.exchanged import Exchanged, detached
+from dptrain.clipping.bookkeeping.rules.exchanged import Exchanged
 from dptrain.clipping.bookkeeping.shared.row_plan import RowPlan
 from dptrain.clipping.bookkeeping.shared.tracked import Tracked
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
@@ -95,8 +94,9 @@ class LayerRule(abc.ABC):
 
     def observed(self, observe: Observe, forward: Forward, args: Inputs) -> Any:
         """``forward`` on what has its rows first, without the layer's own parameters."""
-        if not all(is_dense(a) for a in args if isinstance(a, torch.Tensor)):
-            check_dense(observe.called, *args)
+        for a in args:
+            if isinstance(a, torch.Tensor) and not is_dense(a):
+                check_dense(observe.called, *args)
         with observe.detached():
             try:
                 return self.forward(observe.layer, forward, args, observe)
@@ -144,11 +144,11 @@ class LayerRule(abc.ABC):
     ) -> Mapping[str, Use]:
         """The uses, which have to be there: a parameter that is left out would not be trained."""
         found = self.uses(layer, inputs, gradient)
-        own = layer._parameters.items()
-        if missing := [n for n, p in own if p is not None and p.requires_grad and n not in found]:
-            raise RuntimeError(
-                f"the rule of {type(layer).__name__} returned no gradients of {missing}"
-            )
+        for name, p in layer._parameters.items():
+            if p is not None and p.requires_grad and name not in found:
+                raise RuntimeError(
+                    f"the rule of {type(layer).__name__} returned no gradients of {name!r}"
+                )
         return found
 
     @abc.abstractmethod
@@ -255,13 +255,9 @@ class Observe:
         self._parameters = owned(self.layer, rule)
         self._keeps_inputs = rule.keeps_inputs(self.layer)
 
-    @contextlib.contextmanager
-    def naming(self) -> Iterator[None]:
-        """Say of rows that are not clear whose call it is."""
-        try:
-            yield
-        except UnclearRows as error:
-            raise RuntimeError(f"{self.called}: {error}") from error
+    def naming(self, error: UnclearRows) -> RuntimeError:
+        """The error that says whose call it is of which rows are not clear."""
+        return RuntimeError(f"{self.called}: {error}")
 
     def rows(self) -> int | None:
         """Rows that the model is fed; ``None`` without a batch."""
@@ -273,7 +269,7 @@ class Observe:
 
     def detached(self) -> Exchanged:
         """A context in which the layer's parameters have no way back."""
-        return detached(self._holders)
+        return Exchanged(self._holders)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -345,8 +341,13 @@ class Observe:
         """
         if factor is None and not self._keeps_inputs:  # a rule, not operations of a shared call
             inputs = ()
-        rule, places = self.rule, [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        rest = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+        rule, rest = self.rule, list(inputs)
+        places: list[int] = []
+        for k, x in enumerate(rest):
+            if isinstance(x, torch.Tensor):
+                places.append(k)
+                rest[k] = None
+        tensors = [inputs[k].detach() for k in places]
 
         def taken(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> dict[Any, Use]:
             given = list(rest)
@@ -358,7 +359,6 @@ class Observe:
                 given[k] = x if as_it_is else x.to(gradient.dtype)
             return dict(uses(self.layer, tuple(given), gradient))
 
-        tensors = [inputs[k].detach() for k in places]
         several = self._factor("output", output.shape, factor)
         report = self._reporting(taken, several, shared)
         return Reported.apply(output, self._anchor, report, *tensors)
@@ -377,34 +377,59 @@ class Observe:
         """
         since, doubt = self.book.at_hand(), self.book.doubt(self.layer)
 
-        def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            with self.book.unseen():
-                seen = _apart((gradient, *saved), several)
-                whole = [constant[None] for constant in shared]  # no row is any example's
-                if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
-                    return
-                with self.naming(), without_autocast(gradient.device.type):
-                    found = taken(saved, gradient)
-                    # A rule that observes several outputs has uses of some of the parameters in
-                    # each, and what has been frozen since the run was made takes no part.
-                    own = {n: p for n, p in self._parameters.items() if p.requires_grad}
-                    here = {p: found[name] for name, p in own.items() if name in found}
-                    here |= {p: use for p, use in found.items() if isinstance(p, nn.Parameter)}
-                    for p, use in here.items():
-                        if several > 1 and use.rows == len(gradient):
-                            here[p] = use.folded(several)
-                    self.book.record(here, since, doubt)
+        def recorded(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            found = taken(saved, gradient)
+            # A rule that observes several outputs has uses of some of the parameters in
+            # each, and what has been frozen since the run was made takes no part.
+            here: dict[nn.Parameter, Use] = {}
+            for name, use in found.items():
+                p = self._parameters.get(name) if type(name) is str else name
+                if p is not None and (p is name or p.requires_grad):
+                    fold = several > 1 and use.rows == gradient.shape[0]
+                    here[p] = use.folded(several) if fold else use
+            self.book.record(here, since, doubt)
 
-        return report
+        def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            seen, whole = (gradient, *saved), shared
+            if several > 1:
+                seen = _apart(seen, several)
+            if shared:  # no row is any example's
+                whole = [constant[None] for constant in shared]
+            if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
+                return
+            try:
+                if torch.is_autocast_enabled(gradient.device.type):
+                    with torch.autocast(gradient.device.type, enabled=False):
+                        recorded(saved, gradient)
+                else:
+                    recorded(saved, gradient)
+            except UnclearRows as error:
+                raise self.naming(error) from error
+
+        return self._unseen(report)
+
+    def _unseen(self, report: Report) -> Report:
+        """The report, without the trace that follows the step, where one does."""
+
+        def unseen(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            aside = self.book.unseen()
+            if aside is None:
+                report(saved, gradient)
+            else:
+                with aside:
+                    report(saved, gradient)
+
+        return unseen
 
     def idly(self, forward: Forward, args: Inputs, kwargs: dict[str, Any]) -> Any:
         """The layer's output for rows of which nothing is made, so that no rule has to fit."""
         since = self.book.at_hand()
 
-        def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            with self.book.unseen():
-                if not self.book.saw(self.layer, (), gradient):
-                    self.book.record({}, since)  # refuses it, as another batch is there now
+        def seen(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            if not self.book.saw(self.layer, (), gradient):
+                self.book.record({}, since)  # refuses it, as another batch is there now
+
+        report = self._unseen(seen)
 
         def observed(y: torch.Tensor) -> torch.Tensor:
             return Reported.apply(y, self._anchor, report) if y.is_floating_point() else y
@@ -420,7 +445,11 @@ class Observe:
         rows = self.book.rows()
         if rows is None:
             return False
-        inputs = list(_inputs(args))
+        inputs: list[tuple[Hashable, torch.Tensor, tuple[int, ...]]]
+        if len(args) == 1 and type(args[0]) is torch.Tensor:  # as most calls are
+            inputs = [(("input", 0, args[0].dim()), args[0], tuple(args[0].shape))]
+        else:
+            inputs = list(_inputs(args))
         factors = [self._input_factor(*each, rows) for each in inputs]
         if isinstance(self.layer, nn.Embedding) and factors == [None] and not self.plan.watching:
             ((place, ids, shape),) = inputs
@@ -452,8 +481,8 @@ class Observe:
         (x, *others) = args or (None,)
         if others or not isinstance(x, torch.Tensor) or isinstance(x, Tracked) or x.dim() < 2:
             return False
-        alike = self.rule.alike(self.layer, x.dim())
-        return alike > 1 and self.plan.second(("input", 0, x.dim()))
+        dims = x.dim()
+        return self.plan.second(("input", 0, dims)) and self.rule.alike(self.layer, dims) > 1
 
     def _factor(self, place: str, shape: tuple[int, ...], factor: int | None) -> int:
         """Rows of an output for each of the batch's."""
@@ -490,6 +519,12 @@ def one_row_each(args: Inputs, second: Container[int] = ()) -> Inputs:
     Args:
         second: places of those that have the rows in their second dimension.
     """
+
+    for value in args:
+        if isinstance(value, Tracked | tuple | list):
+            break
+    else:
+        return args
 
     def each(value: Any, place: int) -> Any:
         if isinstance(value, Tracked):

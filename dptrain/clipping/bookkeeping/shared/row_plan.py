@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 NEITHER = -1
+_NONE: frozenset[int] = frozenset()
 Shape = tuple[int, ...]
 
 
@@ -30,6 +31,7 @@ class RowPlan:
         self._second: dict[Hashable, bool] = {}  # where the second dimension follows, see second()
         self._second_before: dict[Hashable, bool] = {}
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
+        self._known: dict[Hashable, frozenset[int]] = {}  # what all probes showed
         self.tentative = False
 
     @property
@@ -50,8 +52,7 @@ class RowPlan:
                 by the last such passes, which may have gone another way for want of it.
         """
         if anew:
-            self._before = {place: self._known(place) for place in {*self._before, *self.found}}
-            self.found = {}
+            self._before, self.found = self._known, {}
             self._second_before = {place: self.second(place) for place in self._second}
         self.tentative = anew
         self._noted = {}
@@ -67,9 +68,10 @@ class RowPlan:
                 self._shared.setdefault(place, set()).update(_stayed(sizes))
             else:
                 self._once.setdefault(place, set()).update(sizes)
-
-    def _known(self, place: Hashable) -> frozenset[int]:
-        return self._before.get(place, frozenset()) | self.found.get(place, frozenset())
+        self._known = {
+            place: self._before.get(place, _NONE) | self.found.get(place, _NONE)
+            for place in {*self._before, *self.found}
+        }
 
     def factor(self, place: Hashable, shape: Shape, rows: int) -> int | None:
         """Number of entries of the first dimension that each row of the batch has.
@@ -84,7 +86,7 @@ class RowPlan:
         """
         if self._noted is not None:
             self._noted.setdefault(place, set()).add((rows, tuple(shape)))
-        known = self._known(place) if self._noted is None else self.found.get(place)
+        known = (self._known if self._noted is None else self.found).get(place)
         if not known:
             return None
         by_rows = [factor for factor in known if factor > 0 and factor * rows == shape[0]]
@@ -106,8 +108,9 @@ class RowPlan:
         Both were seen in this place, what they share in this very shape, or in shapes of several
         lengths, of which this may be another.
         """
-        known = self._known(place)
-        if self._noted is not None or not any(k > 0 and k * rows == shape[0] for k in known):
+        known = self._known.get(place, _NONE)
+        by_rows = [k for k in known if k > 0 and k * rows == shape[0]]
+        if self._noted is not None or not by_rows or not self._shared.get(place):
             return False
         lengths = {s[0] for s in self._shared.get(place, ()) if s[1:] == tuple(shape[1:])}
         return shape[0] in lengths or len(lengths) > 1
@@ -119,8 +122,8 @@ class RowPlan:
 
     def unseen(self, place: Hashable, shape: Shape, rows: int) -> bool:
         """True if rows were seen in this place, and never so many of them for each of the batch."""
-        by_rows = {factor for factor in self._known(place) if factor > 0}
-        return bool(by_rows) and all(factor * rows != shape[0] for factor in by_rows)
+        by_rows = [factor for factor in self._known.get(place, _NONE) if factor > 0]
+        return bool(by_rows) and shape[0] not in [factor * rows for factor in by_rows]
 
 
 def _follow_second(shapes: set[tuple[int, Shape]]) -> bool:

@@ -81,8 +81,15 @@ class Use(abc.ABC):
         Args:
             copy: the same numbers in memory of our own.
         """
-        for name, value in list(vars(self).items()):
-            vars(self)[name] = _kept(value, copy)
+        own = vars(self)
+        for name, value in list(own.items()):
+            if isinstance(value, torch.Tensor):
+                own[name] = copy(value)
+            elif type(value) not in _WITHOUT_TENSORS:
+                own[name] = _kept(value, copy)
+
+
+_WITHOUT_TENSORS = frozenset((int, float, bool, type(None), torch.Size))
 
 
 def _kept(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
