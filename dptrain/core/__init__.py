@@ -2,6 +2,7 @@
 
 from dptrain.core import checks
 from dptrain.core.arrays import Array
+from dptrain.core.device import as_on_a_device, on_processor, sent
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.core.json_value import JsonValue, digest, parsed
 from dptrain.core.module_state import (
@@ -35,6 +36,7 @@ __all__ = [
     "ModuleState",
     "Unit",
     "aligned",
+    "as_on_a_device",
     "attribute_of",
     "capital",
     "checked_member",
@@ -49,6 +51,7 @@ __all__ = [
     "memory_of",
     "modules_of",
     "named_error",
+    "on_processor",
     "parsed",
     "parts_of",
     "put_back",
@@ -57,6 +60,7 @@ __all__ = [
     "same_global_state",
     "seed_globals",
     "seeded_globals",
+    "sent",
     "size",
     "split_seed",
 ]

@@ -16,9 +16,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping import Attached, Unreached
 from dptrain.clipping.bookkeeping import uncompiled
-from dptrain.core import Array
+from dptrain.core import Array, on_processor
 from dptrain.distributed import Ranks, is_divided, local_of
-from dptrain.engine.release_ledger import StepLedger, checksum
+from dptrain.engine.release_ledger import StepLedger, checksum, digest_of, sums_of_words
 from dptrain.engine.request import RunRequest
 from dptrain.engine.scaled_adam import scales_of
 from dptrain.engine.shards import DividedModule, Shards, add_part, rounded_sums, set_gradients
@@ -339,13 +339,16 @@ class PrivateOptimizer(DPOptimizer):
             if self.unreached is not None and len(missing) < len(self.params):
                 self.unreached.tell(nowhere)
             self.interrupted = True  # until all of the following has happened
-            self._release()
+            late = self._release()
             if self.individual is not None:
                 self.individual.commit(batch.step, batch.parts)
             if self.shards is None or self._sliced is None:
                 self.original_optimizer.step()
             else:
                 self.shards.step(self.params)
+            if late is not None:
+                self.ledger.record(self.steps_executed, digest_of(late))
+            self.watch.confirm()
             self.steps_executed += 1
             self._reset_sums()
             self.loader.complete_step()
@@ -447,15 +450,27 @@ class PrivateOptimizer(DPOptimizer):
             )
         super().attach_step_hook(fn)
 
-    def _release(self) -> None:
+    def _release(self) -> list[torch.Tensor] | None:
+        """Leave the release in ``p.grad``, and enter it into the ledger.
+
+        Returns:
+            What is to be entered after the update, on a device that would be waited for before.
+            This is only where the ledger goes with the process, which nothing of the release
+            leaves before it is entered, and where the step was not released before.
+        """
         self.add_noise()
         self.scale_grad()
         if self.step_hook is not None:
             self.step_hook(self)
         released = [p.grad for p in self._stepped]
+        alone = self.shared.ranks.world_size == 1 and self.shards is None
+        new = self.ledger.path is None and self.steps_executed == len(self.ledger.digests)
+        if alone and new and not on_processor(released[0]):
+            return sums_of_words(released)
         with_pieces = () if self.shards is None or self._sliced is None else self.shards.with_all
         digest = self.shared.digest_of(released, ranks=with_pieces)
         self.shared.record(self.ledger, self.steps_executed, digest)
+        return None
 
     def _reset_sums(self) -> None:
         self._parts_done = 0
@@ -558,6 +573,8 @@ class SharedStep:
         Returns:
             Those of ``missing`` that no other rank has a gradient of either.
         """
+        if self.ranks.world_size == 1 and optimizer.shards is None:
+            return [p for p in missing if not _any(p.summed_grad)]
         clipper = optimizer.clipper
         found = clipper.nonfinite_examples - self._nonfinite
         counts = self.ranks.agree(

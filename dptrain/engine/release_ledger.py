@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core import checks
+from dptrain.core import checks, on_processor
 
 logger = logging.getLogger(__name__)
 
 PERIOD = 2039  # a short row of sums takes up to four times as long, depending on where it lies
-_SMALL = 1 << 18  # bytes of a tensor that is put together with others: calls cost more than copies
+# Bytes of a tensor that is put together with others: calls cost more than copies, on a device most.
+_SMALL, _SMALL_ON_A_DEVICE = 1 << 18, 1 << 24
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> str:
@@ -33,6 +34,11 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     at equal positions modulo 2039 that change by amounts that add up to 0, for one (they are not
     meant to resist an adversary).
     """
+    return digest_of(sums_of_words(tensors))
+
+
+def sums_of_words(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What ``checksum`` makes a digest of, where the tensors live: no device is waited for."""
     large: list[torch.Tensor] = []
     small: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -42,15 +48,20 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
         if flat.stride(0) != 1:  # a single number that was expanded
             flat = flat.clone(memory_format=torch.contiguous_format)
         raw = flat.view(torch.uint8)
-        if len(raw) < _SMALL:
+        if len(raw) < (_SMALL if on_processor(raw) else _SMALL_ON_A_DEVICE):
             small.setdefault(raw.device, []).append(raw)
         else:
             large.append(raw)
     sums = [_sums(raw) for raw in (*large, *map(torch.cat, small.values()))]
-    if not sums:
-        return ""
     if len({each.device for each in sums}) == 1:
         sums = [torch.cat(sums)]  # so that a device is waited for once, not for every tensor
+    return sums
+
+
+def digest_of(sums: Sequence[torch.Tensor]) -> str:
+    """The digest of the tensors that ``sums_of_words`` was given; empty for none."""
+    if not sums:
+        return ""
     # numpy's calls are the shorter ones; both wrap around
     table = torch.cat([each.cpu() for each in sums]).numpy()
     weights = _weights(len(table))
@@ -71,9 +82,9 @@ def _sums(raw: torch.Tensor) -> torch.Tensor:
     words, rest = raw[: len(raw) // 8 * 8].view(torch.int64), raw[len(raw) // 8 * 8 :]
     whole = len(words) // PERIOD * PERIOD
     sums = words[:whole].view(-1, PERIOD).sum(0)
-    sums[: len(words) - whole] += words[whole:]
+    sums[: len(words) - whole].add_(words[whole:])
     if len(rest):
-        sums[: len(rest)] += rest
+        sums[: len(rest)].add_(rest)
     return sums
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,11 +11,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from dptrain.core import ModuleState, attribute_of, content_of, extra_states, memory_of
+from dptrain.core import (
+    ModuleState,
+    attribute_of,
+    content_of,
+    extra_states,
+    memory_of,
+    on_processor,
+)
 from dptrain.engine.release_ledger import checksum
 
 WINDOW = 1 << 24  # bytes whose values are compared in every step
+_PENDING = 4  # microbatches whose values are held until a device is waited for
 
+_NOTHING = "released nothing"
 _PART = "[part "  # of a tensor that is made of several, as sparse ones are
 
 PUBLIC_NOTE = (
@@ -81,6 +91,8 @@ class StateWatch:
         self._all: dict[str, str] = {}  # checksums at the batch that is under way
         self._untrained: dict[str, str] = {}  # those of what no optimizer changes
         self._refusal: str | None = None
+        # Looks at values on devices that are still to be waited for.
+        self._late: list[tuple[Callable[[], str | None], _Look]] = []
         self._turn = 0
         self._modes: dict[str, bool] | None = None  # in the last step
 
@@ -141,11 +153,26 @@ class StateWatch:
             # A tensor may have been written to, or exchanged, with what it held.
             if not (self._window.covers(path) and self._before.same_values(now, path)):
                 self._refuse(path, self._before, now)
-        if (written := self._window.difference()) is not None:
-            self._refuse(written, self._before, now)
+        difference = self._window.difference()
+        if isinstance(difference, str):
+            self._refuse(difference, self._before, now)
+        if difference is not None:
+            if len(self._late) >= _PENDING:
+                self.confirm()
+            self._late.append((difference, now))
         if self._all:
             self._check_all(self._all, now.memory(), now)
         self._checked = now
+
+    def confirm(self) -> None:
+        """Refuse a module whose values on a device had changed when ``check`` looked at them.
+
+        The device is waited for here, when the step's update has been asked for.
+        """
+        late, self._late = self._late, []
+        for difference, now in late:
+            if (written := difference()) is not None:
+                self._refuse(written, now, now, late=True)
 
     def settle(self) -> None:
         """Mark the batch that ``check`` examined as released."""
@@ -162,6 +189,7 @@ class StateWatch:
         """Another state was loaded, for the next batch."""
         self._before, self._window, self._all = None, None, {}
         self._settled, self._untrained, self._turn = None, {}, 0
+        self._late = []
 
     def _look(self) -> _Look:
         if self._rest is not None:
@@ -201,7 +229,15 @@ class StateWatch:
             if after.get(path) != digest:
                 self._refuse(path, self._before or now, now, earlier=earlier)
 
-    def _refuse(self, path: str, before: _Look, after: _Look, *, earlier: bool = False) -> NoReturn:
+    def _refuse(
+        self,
+        path: str,
+        before: _Look,
+        after: _Look,
+        *,
+        earlier: bool = False,
+        late: bool = False,
+    ) -> NoReturn:
         owner, _, name = attribute_of(path).rpartition(".")
         layer = dict(self._module.named_modules()).get(owner)
         kept_by = "the module itself" if not owner else f"layer {owner!r}"
@@ -224,7 +260,7 @@ class StateWatch:
             if earlier
             else (
                 "between the batch and its optimizer.step(), so data could leave the step without "
-                "noise; this step released nothing"
+                f"noise; this step {'was released before its device told' if late else _NOTHING}"
             )
         )
         self._stop(f"{kind} {name!r} of {where} changed{what} {when}. Remedy: {remedy}")
@@ -396,18 +432,31 @@ class _ComparedBytes:
         parts = [name for name in self._names if name.partition(_PART)[0] == path]
         return bool(parts) and self._whole.issuperset(parts)
 
-    def difference(self) -> str | None:
-        """The path of the first value that is not what it was."""
-        now = self._values()
-        if all(_equal(kept, now[device]) for device, kept in self._kept.items()):
-            return None
-        starts = dict.fromkeys(self._kept, 0)
+    def difference(self) -> str | Callable[[], str | None] | None:
+        """The path of the first value that is not what it was; ``None`` where there is none.
+
+        Of values on a device a function that finds it, and is the first to wait for the device.
+        """
+        now, late = self._values(), list[tuple[torch.Tensor, ...]]()
+        for device, kept in self._kept.items():
+            if not on_processor(kept):
+                differ = (kept != now[device]).any()
+                late.append((differ, kept, now[device]))
+            elif not _equal(kept, now[device]):
+                return self._first(kept, now[device])
+        return functools.partial(self._found, late) if late else None
+
+    def _found(self, late: Sequence[tuple[torch.Tensor, ...]]) -> str | None:
+        return next((self._first(kept, now) for differ, kept, now in late if bool(differ)), None)
+
+    def _first(self, kept: torch.Tensor, now: torch.Tensor) -> str:
+        byte = int((kept != now).to(torch.uint8).argmax())
         for path, some in self._slices:
-            start = starts[some.device]
-            starts[some.device] += len(some)
-            if not torch.equal(some, self._kept[some.device][start : start + len(some)]):
-                return path
-        raise AssertionError("values differ, but no value does")
+            if some.device == kept.device:
+                if byte < len(some):
+                    return path
+                byte -= len(some)
+        raise AssertionError("no value is there")
 
     def _values(self) -> dict[torch.device, torch.Tensor]:
         by_device: dict[torch.device, list[torch.Tensor]] = {}

@@ -1,7 +1,6 @@
 """Rows, norms, styles and factors, which every way of clipping shares."""
 
 from dptrain.clipping.base.book import Book
-from dptrain.clipping.base.device import as_on_a_device
 from dptrain.clipping.base.linear_norms import ROUNDING, unit
 from dptrain.clipping.base.precision import in_full_float32
 from dptrain.clipping.base.rows import HALF, row_norms_error, summing_dtype
@@ -17,7 +16,6 @@ __all__ = [
     "Flat",
     "PerGroup",
     "PerLayer",
-    "as_on_a_device",
     "in_full_float32",
     "row_norms_error",
     "summing_dtype",

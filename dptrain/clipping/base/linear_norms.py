@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from dptrain.clipping.base.rows import HALF, row_norms
+from dptrain.core import on_processor
 
 ROUNDING = 16.0
 """Norms are rounded up by this, in units of the unit roundoff u of the dtype that sums have."""
@@ -108,8 +109,9 @@ def rounded_up(
 ) -> torch.Tensor:
     """Squares of norms in float64, shape (rows,), none too small, from products in float32.
 
-    Rows whose square may come out more than 2 % too large are computed again in float64. 16 u S²
-    is added to all.
+    Rows whose square may come out more than 2 % too large are computed again in float64, but not on
+    a device: to know which they are it would have to be waited for, and many have no units for
+    float64. 16 u S² is added to all.
 
     Args:
         squares: those of some rows (``None``: of all), from products in a dtype, in parts.
@@ -127,6 +129,8 @@ def rounded_up(
     if not single:
         return total(None, torch.float64)[0]
     found, close = total(None, torch.float32)
+    if not on_processor(like):
+        return found
     again = (~close).nonzero()[:, 0]
     for factor in factors:
         if len(again):

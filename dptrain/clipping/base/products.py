@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from dptrain.clipping.base.device import on_processor
+from dptrain.core import on_processor
 
 _LEAST = 2**21  # multiplications below which a call of oneDNN costs more than it saves
 _FASTER = 1.3  # how much that is worth another order of additions; far from what is measured

@@ -31,7 +31,8 @@ def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> 
         raise ValueError("parts: no parameter took part in the loss, so there are no norms")
     device, dtype = present[0].device, present[0].dtype
     for other in present[1:]:
-        dtype = torch.promote_types(dtype, other.dtype)
+        if other.dtype != dtype:
+            dtype = torch.promote_types(dtype, other.dtype)
     members: list[list[torch.Tensor]] = [[] for _ in range(max(groups) + 1)]
     for part, group in zip(parts, groups, strict=True):
         if part is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from dptrain.clipping.base.device import on_processor
+from dptrain.core import on_processor
 
 # Bytes of inputs, output gradients and results of the examples that are multiplied at once: what
 # stays in the caches, for each thread that works on them, and what keeps a device busy. Threads

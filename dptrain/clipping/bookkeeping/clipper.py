@@ -25,6 +25,7 @@ from dptrain.clipping.base.weights import (
     per_reported,
     total_norms,
 )
+from dptrain.clipping.bookkeeping.bundle import Bundle, is_small
 from dptrain.clipping.bookkeeping.combine import folded, merge, norms_of_sum
 from dptrain.clipping.bookkeeping.copies import Copies
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
@@ -32,6 +33,7 @@ from dptrain.clipping.bookkeeping.uses.formed import Formed
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, chunked_norms
 from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import RowProbe
+from dptrain.core import on_processor, sent
 from dptrain.sampling import MicroBatch
 
 _log = logging.getLogger(__name__)
@@ -73,7 +75,6 @@ class BookkeepingClipper(Book):
 
     Attributes:
         batch: the one that gradients were computed for last.
-        nonfinite_examples: how many were left out so far because their norm was not finite.
         norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
             included; ``None`` before the first. Private data, for the trainer's eyes.
     """
@@ -96,7 +97,8 @@ class BookkeepingClipper(Book):
         self.parameters = list(parameters)
         self.style = style
         self.groups = [0] * len(self.parameters) if groups is None else list(groups)
-        self.nonfinite_examples = 0
+        self._left_out: int | torch.Tensor = 0
+        self._any_finite: torch.Tensor | None = None  # of a device, whether any example is
         self.owners = owners
         self.at_hand = at_hand  # type: ignore[method-assign]
         self._between, self._told = between, False
@@ -106,6 +108,7 @@ class BookkeepingClipper(Book):
         self._held: dict[int, _Held] = {}  # by the parameters' identities
         self._several: set[int] = set()  # parameters whose norms can wait for the other uses
         self._copies = Copies()
+        self._bundles: list[tuple[int, Bundle]] = []  # with their groups
         self._costs = ReplayCosts()
         self._records: int | RowGroups | None = None  # rows of the records of the batch
 
@@ -190,7 +193,7 @@ class BookkeepingClipper(Book):
             else:
                 held.uses.append(use)
             # At once, while what it is made of is in the processor's cache.
-            if id(p) not in self._several:
+            if id(p) not in self._several and not is_small(use):
                 held.norms = use.norms()
 
     def _hold(self, p: nn.Parameter) -> _Held:
@@ -216,6 +219,7 @@ class BookkeepingClipper(Book):
         # there what its weight needs.
         for p in [p for p in reversed(self._held) if p in by_parameter]:
             sums[p] = by_parameter[p]()
+        self._without_broken(list(sums.values()))
         self._done()
         return [sums.get(id(p)) for p in self.parameters]
 
@@ -236,7 +240,9 @@ class BookkeepingClipper(Book):
         by_parameter = self._in_turn(**options)
         for index in reversed(range(len(self.parameters))):
             form = by_parameter.pop(id(self.parameters[index]), None)
-            take(index, None if form is None else form())
+            total = None if form is None else form()
+            self._without_broken([] if total is None else [total])
+            take(index, total)
         self._done()
 
     def _in_turn(
@@ -269,16 +275,21 @@ class BookkeepingClipper(Book):
                 "private module's output"
             )
         self._copies.clear()  # each goes with the sum that it is for
+        sums: dict[int, torch.Tensor] = {}  # of bundles
         scaling = [None] * len(self.parameters) if scales is None else scales
         unit = self._unit(len(weights)) / loss_scale
         norms = self._group_norms(scaling, unit, enlargement(unit, max_grad_norm, loss_scale))
-        factors, finite = self._factors(norms, max_grad_norm, weights, admit)
-        index = None if finite is None else finite.nonzero()[:, 0]
+        factors, index = self._factors(norms, max_grad_norm, weights, admit)
         by_group = per_reported(factors, unit).unbind(1)
 
         def formed(p: nn.Parameter, own: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-            total = self._sum(p, own, index)
-            return total if scale is None else total * scale
+            bundle = next((each for _, each in self._bundles if id(p) in each), None)
+            if bundle is None:
+                total = self._sum(p, own, index)
+                return total if scale is None else total * scale
+            if id(p) not in sums:
+                sums.update(bundle.sums(self._taken(own, index), index))
+            return sums.pop(id(p)).view_as(p)
 
         return {
             id(p): functools.partial(formed, p, by_group[group], s)
@@ -289,9 +300,11 @@ class BookkeepingClipper(Book):
     def _factors(
         self, norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor, admit: Admit | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Factors, shape (examples, groups), and which examples are finite, shape (examples,).
+        """Factors, shape (examples, groups), and the examples that are finite, by their places.
 
-        The second is ``None`` where all are: then no row has to be taken out of a sum.
+        The second is ``None`` where all are: then no row has to be taken out of a sum. A device
+        would be waited for to know. There it has as many places as there are examples, and for one
+        that is broken, with the factor 0, that of one that is not.
 
         Args:
             norms: of the groups' gradients, shape (examples, groups).
@@ -299,12 +312,28 @@ class BookkeepingClipper(Book):
             weights: shape (examples,); 0 for padding, which counts nowhere.
         """
         self.norms = total_norms(norms)
-        weights = weights.to(norms)
+        weights = sent(weights, norms)
         factors, finite = clip_factors(norms, max_grad_norm, weights, admit, self.style)
-        if bool(finite.all()):
-            return factors, None
-        self.nonfinite_examples += int((~finite & (weights != 0)).sum())
-        return factors, finite
+        if on_processor(norms) or isinstance(self._records, RowGroups):
+            self._any_finite = None
+            if bool(finite.all()):
+                return factors, None
+            self._left_out += int((~finite & (weights != 0)).sum())
+            return factors, finite.nonzero()[:, 0]
+        self._left_out = self._left_out + (~finite & (weights != 0)).sum()
+        self._any_finite = finite.any().to(torch.int32)
+        places = torch.arange(len(finite), device=finite.device)
+        return factors, torch.where(finite, places, finite.to(torch.uint8).argmax())
+
+    @property
+    def nonfinite_examples(self) -> int:
+        """How many examples were left out so far because their norm was not finite."""
+        self._left_out = int(self._left_out)  # a device is waited for here, and in no step
+        return self._left_out
+
+    @nonfinite_examples.setter
+    def nonfinite_examples(self, count: int) -> None:
+        self._left_out = count
 
     def _done(self) -> None:
         """Drop what was reported: all of it is in a sum, or takes no part in the run."""
@@ -318,6 +347,7 @@ class BookkeepingClipper(Book):
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
         self._held.clear()
+        self._bundles.clear()
         self._copies.clear()
 
     def _grouping(self, batch: MicroBatch) -> int | RowGroups | None:
@@ -338,16 +368,31 @@ class BookkeepingClipper(Book):
         self, scales: Sequence[torch.Tensor | None], unit: float | torch.Tensor, times: float = 1.0
     ) -> torch.Tensor:
         """‖s ⊙ g_ig‖₂, shape (examples, groups); ``times`` as ``enlargement`` has it."""
-        parts = [self._norms_of(p, s, times) for p, s in zip(self.parameters, scales, strict=True)]
-        norms = group_norms(parts, self.groups)
+        pairs = zip(self.parameters, scales, strict=True)
+        plain = times == 1.0 and all([scale is None for scale in scales])
+        self._bundles = self._bundled() if plain else []
+        parts = [self._norms_of(p, s, times) for p, s in pairs]
+        parts += [bundle.norms for _, bundle in self._bundles]
+        norms = group_norms(parts, [*self.groups, *[group for group, _ in self._bundles]])
         return norms * by_row(unit / times, norms)
+
+    def _bundled(self) -> list[tuple[int, Bundle]]:
+        """The small gradients of each group on a device."""
+        found: dict[tuple[Any, ...], dict[int, Materialized]] = {}
+        for p, group in zip(self.parameters, self.groups, strict=True):
+            held = self._held.get(id(p))
+            use = held.uses[0] if held is not None and len(held.uses) == 1 else None
+            if isinstance(use, Materialized) and is_small(use):
+                key = group, use.gradients.dtype, use.gradients.device
+                found.setdefault(key, {})[id(p)] = use
+        return [(group, Bundle(uses)) for (group, *_), uses in found.items()]
 
     def _norms_of(
         self, p: nn.Parameter, scale: torch.Tensor | None, times: float
     ) -> torch.Tensor | None:
         """Norms of one parameter's gradients of the reduced loss, enlarged, shape (examples,)."""
         held = self._held.get(id(p))
-        if held is None:
+        if held is None or any([id(p) in bundle for _, bundle in self._bundles]):
             return None
         if times != 1.0:
             scale = torch.full((), times, device=p.device) if scale is None else scale * times
@@ -365,12 +410,22 @@ class BookkeepingClipper(Book):
         uses = self._held.pop(id(p)).uses
         if index is not None:
             # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away.
-            uses, factors = [use.select(index) for use in uses], factors[index]
-        factors = factors.to(device=p.device, dtype=summing_dtype(p))
+            uses = [use.select(index) for use in uses]
+        factors = self._taken(factors, index).to(device=p.device, dtype=summing_dtype(p))
         total = uses[0].weighted_sum(factors).view_as(p)
         for use in uses[1:]:
             total.add_(use.weighted_sum(factors).view_as(p))
         return total
+
+    def _taken(self, factors: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
+        """Factors of the rows of ``index``, where those that stand for others have factors of 0."""
+        return factors if index is None or self._any_finite is not None else factors[index]
+
+    def _without_broken(self, sums: Sequence[torch.Tensor]) -> None:
+        """Make them 0 where no example is finite: 0 · NaN is NaN, but not of the number's bits."""
+        if self._any_finite is not None and sums:
+            bits = {torch.float32: torch.int32, torch.float64: torch.int64}
+            torch._foreach_mul_([total.view(bits[total.dtype]) for total in sums], self._any_finite)
 
 
 def tell_of_no_gradient() -> None:

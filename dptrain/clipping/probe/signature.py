@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.base.rows import HALF, summing_dtype
+from dptrain.core import on_processor
 
 _BATCHES = 16  # that are looked at until one can tell
 _SINGLE = 3  # batches in a row that have to look so, where examples have one label each

@@ -47,18 +47,19 @@ def contributions(clipper, bound, scale=1.0):
 
     The loss was multiplied by ``scale``.
     """
-    uses, norms = clipper._uses, clipper._norms
+    before = clipper._held
     found = []
     for i in range(ROWS):
         # A sum may be formed in place of what it is made of.
-        own = {p: [copy.deepcopy(use) for use in held] for p, held in uses.items()}
-        clipper._uses, clipper._norms = own, dict(norms)
+        clipper._held = {key: copy.copy(held) for key, held in before.items()}
+        for held in clipper._held.values():
+            held.uses = [copy.deepcopy(use) for use in held.uses]
         only = torch.zeros(ROWS)
         only[i] = 1.0
         sums = clipper.clipped_sum(max_grad_norm=bound, weights=only, scales=None, loss_scale=scale)
         assert {s.dtype for s in sums} == {torch.float32}
         found.append(torch.cat([s.flatten() for s in sums]))
-    clipper._uses, clipper._norms = uses, norms
+    clipper._held = before
     return torch.stack(found)
 
 
@@ -66,7 +67,7 @@ def as_reported(clipper, scale=1.0):
     """The gradients that the uses are forms of, in float64, shape (rows, numbers)."""
     columns = []
     for p in clipper.parameters:
-        parts = [use.per_example(0, use.rows).double() for use in clipper._uses[p]]
+        parts = [use.per_example(0, use.rows).double() for use in clipper._held[id(p)].uses]
         columns.append(sum(parts).flatten(1))
     return torch.cat(columns, dim=1) * (ROWS / scale)  # the loss was a mean
 

@@ -146,7 +146,7 @@ def test_adversarial_examples():
     (x,), targets = take(private)
     attacked = moved(private.module, x, targets)
     assert torch.equal(attacked, moved(plain, x, targets))
-    assert not private.optimizer.clipper._uses
+    assert not private.optimizer.clipper._held
     loss = (private.module(attacked) - targets[:, None]).square().mean(1).mean()
     loss.backward()
     check(private, reference(plain, (moved(plain, *a.inputs, a.targets),), a.targets))
@@ -198,7 +198,7 @@ def test_forward_passes_without_a_backward_pass_leave_no_memory():
     del output
     gc.collect()
     assert [ref() for ref in alive if ref() is not x] == [None] * (len(alive) - 1)
-    assert not private.optimizer.clipper._uses
+    assert not private.optimizer.clipper._held
 
 
 @pytest.mark.slow
@@ -214,8 +214,7 @@ def test_reports_are_dropped_with_the_step():
     gc.collect()
     clipper = private.optimizer.clipper
     assert [ref() for ref in seen] == [None]
-    assert not clipper._uses
-    assert not clipper._norms
+    assert not clipper._held
 
 
 class Unused(nn.Module):

@@ -15,6 +15,7 @@ from dptrain.clipping.bookkeeping.convolution.grouped import (
     product_rate,
 )
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
+from dptrain.core import on_processor
 
 # Multiplications that take as long as reading or writing a number, measured on two cores: in a
 # workspace that stays in the cache, and through all per-example gradients (write, norm, sum).
@@ -82,7 +83,8 @@ def weighted_sum(
     Args:
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
-        factors: shape (B,). An example of factor 0 may be anything, NaN too.
+        factors: shape (B,). An example of factor 0 may be anything, NaN too, but on a device, which
+            would be waited for to know: no row may be there.
         scratch: memory of the shape of ``g``, which then holds f_i · g; may be ``g`` itself where
             nobody reads that any more. Where ``None``, the smaller of ``a`` and ``g`` is scaled.
 
@@ -94,7 +96,7 @@ def weighted_sum(
     dtype = summing_dtype(g)
     a, g, factors = a.to(dtype), g.to(dtype), factors.to(dtype)
     kept = factors != 0
-    if not bool(kept.all()):  # 0 · NaN is NaN
+    if on_processor(g) and not bool(kept.all()):  # 0 · NaN is NaN
         a, g, factors, scratch = a[kept], g[kept], factors[kept], None
     if not len(g):
         return g.new_zeros(shape.weight_shape)

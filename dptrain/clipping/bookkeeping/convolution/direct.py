@@ -12,9 +12,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.bookkeeping.cache import product_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, positions
+from dptrain.core import on_processor
 
 # Rows of a product, or numbers next to each other in a copy, from which on they are not few.
 _MANY = 16

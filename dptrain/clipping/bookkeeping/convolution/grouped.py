@@ -8,10 +8,10 @@ import os
 import torch
 import torch.nn.functional as F
 
-from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
+from dptrain.core import on_processor
 
 _VECTOR, _STEP = 16, 4
 # Multiplications that take as long as putting a number into another layout, and as long as to

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.device import on_processor
 from dptrain.clipping.base.rows import HALF
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.rules.rule import CallRule, Forward, Inputs, Observe, WeightRule
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
+from dptrain.core import on_processor
 
 # Numbers of an example from which on a kernel call for each costs less than passes over all.
 _LONG = 2**16

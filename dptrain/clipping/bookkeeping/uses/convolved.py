@@ -12,9 +12,11 @@ from dptrain.clipping.bookkeeping.convolution.convolution import Costs, costs, w
 from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
 from dptrain.clipping.bookkeeping.convolution.grouped import gradients_in_groups, runs_in_groups
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
+from dptrain.clipping.bookkeeping.convolution.unfolded import unfolded_gradients
 from dptrain.clipping.bookkeeping.uses.arranged import Viewed
 from dptrain.clipping.bookkeeping.uses.formed import form_gradients, kept_gradients
 from dptrain.clipping.bookkeeping.uses.use import FEW, Folded, Materialized, Use
+from dptrain.core import on_processor
 
 # Gradients that are kept may be so many times the layer's inputs and output gradients. Those make
 # way for them, and so does, as the backward pass goes on, what ordinary training also holds for
@@ -76,6 +78,10 @@ class Convolved(Use):
         found = self.forming()
         if found is None:
             return self
+        if not on_processor(self.g):
+            dtype = summing_dtype(self.g)
+            gradients = unfolded_gradients(self.a, self.g, self.geometry, dtype)
+            return Materialized(gradients, own=True)
         if found.groups < found.products:
             dtype = summing_dtype(self.g)
             a, g = self.a.to(dtype), self.g.to(dtype)

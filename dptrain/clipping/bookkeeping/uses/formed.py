@@ -14,6 +14,7 @@ from dptrain.clipping.bookkeeping.cache import own_size
 from dptrain.clipping.bookkeeping.convolution.direct import TapGradients, cheaper_order
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, Whole
+from dptrain.core import on_processor
 
 
 class Formed(Whole):
@@ -43,9 +44,12 @@ class Formed(Whole):
         return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts), dim=0)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Σ_i f_i g_i; an example of factor 0 may be anything, NaN too, and is overwritten."""
+        """Σ_i f_i g_i; an example of factor 0 may be anything, NaN too, and is overwritten.
+
+        On a device, which would be waited for to know, every example has to be finite.
+        """
         unused = factors == 0
-        broken, totals = bool(unused.any()), []
+        broken, totals = on_processor(factors) and bool(unused.any()), []
         for block in self.blocks:
             rows = block.rows(self.geometry.groups)
             if broken:

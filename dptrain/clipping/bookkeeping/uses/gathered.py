@@ -30,18 +30,33 @@ class Gathered(Use):
         self.shape = torch.Size((length, gradients.shape[2]))
 
     @functools.cached_property
-    def _segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For every id of every row: the row, the id, and the sum of its gradients."""
-        return self._by_id(self.gradients.flatten(0, 1))
+    def _sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums of the gradients of each id of a row; see ``_by_id``."""
+        return self._by_id(self.gradients)
 
-    def _by_id(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same for values of all positions of all rows, one after the other."""
-        length = self.shape[0]
-        rows = torch.arange(self.rows, device=self.ids.device)[:, None]
-        keys, segment = torch.unique(rows * length + self.ids, return_inverse=True)
-        sums = values.new_zeros(len(keys), *values.shape[1:])
-        sums.index_add_(0, segment.flatten(), values)
-        return keys // length, keys % length, sums
+    def _by_id(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The different ids of each row, and the sum of the values of each.
+
+        A row has as many places as positions, those beyond its different ids with a sum of 0. So no
+        size depends on the ids, and no device is waited for.
+
+        Args:
+            values: shape (rows, positions, ...).
+
+        Returns:
+            Of shapes (rows, positions) and (rows, positions, ...).
+        """
+        rows, positions = self.ids.shape
+        ordered, order = self.ids.sort(dim=1)
+        place = torch.zeros_like(ordered)
+        torch.cumsum(ordered[:, 1:] != ordered[:, :-1], dim=1, out=place[:, 1:])
+        ids = torch.zeros_like(ordered).scatter_(1, place, ordered)
+        first = torch.arange(rows, device=ids.device)[:, None] * positions
+        sums = values.new_zeros(rows * positions, *values.shape[2:])
+        # In the order of the positions, as the gradients lie in memory.
+        place = torch.zeros_like(place).scatter_(1, order, place).add_(first)
+        sums.index_add_(0, place.flatten(), values.flatten(0, 1))
+        return ids, sums.view(values.shape)
 
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """Gradients example by example: tables as long as the vocabulary, for lack of better."""
@@ -59,19 +74,14 @@ class Gathered(Use):
 
     @override
     def norms(self) -> torch.Tensor:
-        return self.squares().sqrt()
-
-    def squares(self) -> torch.Tensor:
-        """‖g_i‖₂², shape (rows,)."""
-        rows, _, sums = self._segments
-        squares = row_norms(sums).square()
-        return squares.new_zeros(self.rows).index_add_(0, rows, squares)
+        return row_norms(self._sums[1].flatten(1))
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """One addition to the table for every id of every row."""
-        rows, ids, sums = self._segments
+        """One addition to the table for every place of every row."""
+        ids, sums = self._sums
         total = sums.new_zeros(self.shape)
-        return total.index_add_(0, ids, sums * factors[rows, None])
+        weighted = sums * factors[:, None, None]
+        return total.index_add_(0, ids.flatten(), weighted.flatten(0, 1))
 
     @override
     def select(self, index: torch.Tensor) -> Gathered:
@@ -142,30 +152,22 @@ class Bagged(Gathered):
         return self.coefficients[..., None] * self.vectors[:, None]
 
     @functools.cached_property
-    def _counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For every id of every row: the row, the id, and the sum of its coefficients."""
-        return self._by_id(self.coefficients.to(self.vectors).flatten())
+    def _counts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums of the coefficients of each id of a row; see ``_by_id``."""
+        return self._by_id(self.coefficients.to(self.vectors))
 
     @override
     def norms(self) -> torch.Tensor:
-        rows, _, sums = self._counts
-        # One id a column; a row has no more of them than positions.
-        first = torch.searchsorted(rows, torch.arange(self.rows, device=rows.device))
-        table = sums.new_zeros(self.rows, self.ids.shape[1])
-        table[rows, torch.arange(len(rows), device=rows.device) - first[rows]] = sums
-        return rank_one_norms(
-            row_norms(table), row_norms(self.vectors), (table.shape[1], self.shape[1])
-        )
-
-    @override
-    def squares(self) -> torch.Tensor:
-        return self.norms().square()
+        counts = self._counts[1]
+        sizes = counts.shape[1], self.shape[1]
+        return rank_one_norms(row_norms(counts), row_norms(self.vectors), sizes)
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        rows, ids, sums = self._counts
+        ids, counts = self._counts
         total = self.vectors.new_zeros(self.shape)
-        return total.index_add_(0, ids, (sums * factors[rows])[:, None] * self.vectors[rows])
+        weighted = (counts * factors[:, None])[..., None] * self.vectors[:, None]
+        return total.index_add_(0, ids.flatten(), weighted.flatten(0, 1))
 
     @override
     def select(self, index: torch.Tensor) -> Bagged:

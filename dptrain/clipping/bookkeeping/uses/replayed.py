@@ -51,7 +51,7 @@ class Replay:
             if index is not None:
                 kept[:] = False
                 kept[index] = True
-                whole = factors.new_zeros(self.rows).index_copy_(0, index, factors)
+                whole = factors.new_zeros(self.rows).index_add_(0, index, factors)
             self._sums = {}
             for start, stop, gradients in self.parts(0, self.rows):
                 here = kept[start:stop].nonzero()[:, 0]

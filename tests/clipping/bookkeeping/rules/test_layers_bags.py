@@ -110,7 +110,7 @@ def test_nothing_is_as_large_as_all_that_is_looked_up():
     a = case(Bags("sum", "two dimensions"), ids())
     private = run_of(a)
     backward(private)
-    (use,) = private.optimizer.clipper._uses[a.module.bag.weight]
+    (use,) = private.optimizer.clipper._held[id(a.module.bag.weight)].uses
     assert isinstance(use, Bagged)
     assert use.vectors.shape == (ROWS, WIDTH)
     assert use.coefficients.shape == (ROWS, LENGTH)
@@ -162,6 +162,6 @@ def test_bilinear_layers_that_are_large_keep_no_gradients():
     check_like_loop(a)
     private = run_of(case(Product(nn.Bilinear(50, 60, 40)), *a.inputs))
     backward(private)
-    (use,) = private.optimizer.clipper._uses[private.optimizer.params[0]]
+    (use,) = private.optimizer.clipper._held[id(private.optimizer.params[0])].uses
     assert use.use.left.shape == (ROWS, 1, 2000)
     assert use.use.right.shape == (ROWS, 1, 60)

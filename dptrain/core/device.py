@@ -15,6 +15,13 @@ def on_processor(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and not _forced
 
 
+def sent(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Values of the host on the device of another tensor, which is not waited for."""
+    if like.is_cuda:
+        values = values.pin_memory()  # what is not pinned is copied when the device is idle
+    return values.to(device=like.device, dtype=like.dtype, non_blocking=True)
+
+
 @contextlib.contextmanager
 def as_on_a_device() -> Iterator[None]:
     """Context in which a processor takes the ways of a device, so that their calls are counted."""

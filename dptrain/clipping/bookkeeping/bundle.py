@@ -1,0 +1,56 @@
+"""Gradients of small parameters side by side, so that a device is asked once for all of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+
+from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
+from dptrain.core import on_processor
+
+_SMALL = 2**14  # numbers of a parameter, such as a bias, whose gradients cost less than a call
+
+
+def is_small(use: Use) -> bool:
+    """True for gradients that a device is better asked for together with others."""
+    return (
+        isinstance(use, Materialized)
+        and use.shape.numel() <= _SMALL
+        and not on_processor(use.gradients)
+    )
+
+
+class Bundle:
+    """Per-example gradients of several parameters, as those of one.
+
+    Args:
+        uses: at least one, by the parameters' identities; of one dtype and device.
+    """
+
+    def __init__(self, uses: Mapping[int, Materialized]) -> None:
+        self._sizes = {key: use.shape.numel() for key, use in uses.items()}
+        columns = [use.gradients.flatten(1) for use in uses.values()]
+        self._matrix = torch.cat(columns, dim=1)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._sizes
+
+    @functools.cached_property
+    def norms(self) -> torch.Tensor:
+        """‖g_i‖₂ of all parameters together, shape (rows,)."""
+        return row_norms(self._matrix)
+
+    def sums(self, factors: torch.Tensor, index: torch.Tensor | None) -> dict[int, torch.Tensor]:
+        """Σ_i f_i g_i of each parameter, flat; those of ``Materialized.weighted_sum``.
+
+        Args:
+            factors: shape (rows,), for rows of ``index``.
+            index: the rows that are taken; ``None``: all.
+        """
+        rows = self._matrix if index is None else self._matrix[index]
+        total = factors.to(device=rows.device, dtype=rows.dtype) @ rows
+        parts = total.split(list(self._sizes.values()))
+        return dict(zip(self._sizes, parts, strict=True))
