@@ -271,9 +271,22 @@ def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, in
         right: ‖r‖, likewise.
         sizes: numbers of l and of r.
     """
-    least = math.sqrt(torch.finfo(left.dtype).tiny)
-    left, right = left + 2 * least * math.sqrt(sizes[0]), right + 2 * least * math.sqrt(sizes[1])
-    return left.mul_(right).mul_(1 + ROUNDING * unit(left.dtype))
+    return several_rank_one_norms([(left, right, sizes)])[0]
+
+
+def several_rank_one_norms(
+    several: Sequence[tuple[torch.Tensor, torch.Tensor, tuple[int, int]]],
+) -> list[torch.Tensor]:
+    """``rank_one_norms`` of several pairs of one dtype, by as few calls as of one."""
+    dtype = several[0][0].dtype
+    least, count = math.sqrt(torch.finfo(dtype).tiny), len(several)
+    norms = [side for pair in several for side in pair[:2]]
+    added = [2 * least * math.sqrt(size) for *_, sizes in several for size in sizes]
+    sides = torch._foreach_add(norms, added)
+    found = list(sides[: 2 * count : 2])
+    torch._foreach_mul_(found, list(sides[1 : 2 * count : 2]))
+    torch._foreach_mul_(found, 1 + ROUNDING * unit(dtype))
+    return found
 
 
 def _lost(dtype: torch.dtype) -> float:

@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
-from dptrain.core import JsonValue, checks
+from dptrain.core import JsonValue, checks, sent
 
 # Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
 STABILITY = 1e-6
@@ -250,7 +250,7 @@ def _shorten(norms: torch.Tensor, bounds: list[float]) -> tuple[torch.Tensor, to
     """Shorten each group to its bound."""
     if norms.shape[1] != len(bounds):
         raise ValueError(f"norms of {norms.shape[1]} group(s) for a style with {len(bounds)}")
-    limits = norms.new_tensor(bounds)
+    limits = sent(torch.tensor(bounds), norms)
     # The order in which torch divides a number by a tensor, as Flat does: one group is the same.
     factors = ((norms + STABILITY).reciprocal() * limits).clamp(max=1.0)
     left = torch.minimum(norms, limits)

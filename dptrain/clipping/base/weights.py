@@ -88,7 +88,7 @@ def clip_factors(
     # Below the least normal number factors lose digits: times a gradient of 1e38, one that was
     # rounded up could exceed R.
     kept = finite[:, None] & (factors >= torch.finfo(factors.dtype).tiny)
-    return torch.where(kept, factors, 0.0), finite
+    return factors.masked_fill_(~kept, 0.0), finite
 
 
 def by_row(unit: float | torch.Tensor, like: torch.Tensor) -> float | torch.Tensor:
@@ -126,9 +126,8 @@ def per_reported(factors: torch.Tensor, unit: float | torch.Tensor) -> torch.Ten
     The unit may be one for each row. Factors that come out below the least normal number are 0, as
     in ``clip_factors``, and so are those that are above the largest.
     """
-    scaled = factors * by_row(unit, factors)
-    kept = (scaled >= torch.finfo(scaled.dtype).tiny) & (scaled < math.inf)
-    return torch.where(kept, scaled, 0.0)
+    scaled = (factors * by_row(unit, factors)).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return scaled.masked_fill_(scaled < torch.finfo(scaled.dtype).tiny, 0.0)
 
 
 def _clipped_alone(

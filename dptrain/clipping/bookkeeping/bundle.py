@@ -8,19 +8,30 @@ from collections.abc import Mapping
 import torch
 
 from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 from dptrain.core import on_processor
 
 _SMALL = 2**14  # numbers of a parameter, such as a bias, whose gradients cost less than a call
 
 
+def can_wait(use: Use) -> bool:
+    """True where a device is better asked for norms together with those of others."""
+    return is_small(use) or is_rank_one(use)
+
+
 def is_small(use: Use) -> bool:
-    """True for gradients that a device is better asked for together with others."""
+    """True for gradients on a device of as many numbers as a bias has."""
     return (
         isinstance(use, Materialized)
         and use.shape.numel() <= _SMALL
         and not on_processor(use.gradients)
     )
+
+
+def is_rank_one(use: Use) -> bool:
+    """True for outer products of one position on a device."""
+    return isinstance(use, OuterProducts) and use.positions == 1 and not on_processor(use.left)
 
 
 class Bundle:

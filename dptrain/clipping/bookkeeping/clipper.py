@@ -13,6 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.book import Book
+from dptrain.clipping.base.linear_norms import several_rank_one_norms
 from dptrain.clipping.base.precision import in_full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, summing_dtype
@@ -25,16 +26,19 @@ from dptrain.clipping.base.weights import (
     per_reported,
     total_norms,
 )
-from dptrain.clipping.bookkeeping.bundle import Bundle, is_small
+from dptrain.clipping.bookkeeping.bundle import Bundle, can_wait, is_rank_one, is_small
 from dptrain.clipping.bookkeeping.combine import folded, merge, norms_of_sum
 from dptrain.clipping.bookkeeping.copies import Copies
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
 from dptrain.clipping.bookkeeping.uses.formed import Formed
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, chunked_norms
 from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import RowProbe
 from dptrain.core import on_processor, sent
 from dptrain.sampling import MicroBatch
+
+_UNCOUNTED = 64  # microbatches of which a device has not been asked what it left out
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ class BookkeepingClipper(Book):
         self.style = style
         self.groups = [0] * len(self.parameters) if groups is None else list(groups)
         self._left_out: int | torch.Tensor = 0
+        self._uncounted: list[tuple[torch.Tensor, torch.Tensor]] = []  # finite, and weights
         self._any_finite: torch.Tensor | None = None  # of a device, whether any example is
         self.owners = owners
         self.at_hand = at_hand  # type: ignore[method-assign]
@@ -193,7 +198,7 @@ class BookkeepingClipper(Book):
             else:
                 held.uses.append(use)
             # At once, while what it is made of is in the processor's cache.
-            if id(p) not in self._several and not is_small(use):
+            if id(p) not in self._several and not can_wait(use):
                 held.norms = use.norms()
 
     def _hold(self, p: nn.Parameter) -> _Held:
@@ -320,20 +325,30 @@ class BookkeepingClipper(Book):
                 return factors, None
             self._left_out += int((~finite & (weights != 0)).sum())
             return factors, finite.nonzero()[:, 0]
-        self._left_out = self._left_out + (~finite & (weights != 0)).sum()
-        self._any_finite = finite.any().to(torch.int32)
-        places = torch.arange(len(finite), device=finite.device)
-        return factors, torch.where(finite, places, finite.to(torch.uint8).argmax())
+        self._uncounted.append((finite, weights))
+        if len(self._uncounted) >= _UNCOUNTED:
+            self._count()
+        self._any_finite, first = finite.to(torch.int32).max(0)
+        return factors, torch.where(finite, _places(len(finite), finite.device), first)
 
     @property
     def nonfinite_examples(self) -> int:
         """How many examples were left out so far because their norm was not finite."""
+        self._count()
         self._left_out = int(self._left_out)  # a device is waited for here, and in no step
         return self._left_out
 
     @nonfinite_examples.setter
     def nonfinite_examples(self, count: int) -> None:
         self._left_out = count
+        self._uncounted.clear()
+
+    def _count(self) -> None:
+        """Count the examples that a device has found since."""
+        if self._uncounted:
+            finite, weights = map(torch.cat, zip(*self._uncounted, strict=True))
+            self._left_out = self._left_out + (~finite & (weights != 0)).sum()
+            self._uncounted.clear()
 
     def _done(self) -> None:
         """Drop what was reported: all of it is in a sum, or takes no part in the run."""
@@ -371,10 +386,25 @@ class BookkeepingClipper(Book):
         pairs = zip(self.parameters, scales, strict=True)
         plain = times == 1.0 and all([scale is None for scale in scales])
         self._bundles = self._bundled() if plain else []
+        if plain:
+            self._take_rank_one_norms()
         parts = [self._norms_of(p, s, times) for p, s in pairs]
         parts += [bundle.norms for _, bundle in self._bundles]
         norms = group_norms(parts, [*self.groups, *[group for group, _ in self._bundles]])
         return norms * by_row(unit / times, norms)
+
+    def _take_rank_one_norms(self) -> None:
+        """The norms of all uses that waited for those of the others."""
+        held = [h for h in self._held.values() if h.norms is None and len(h.uses) == 1]
+        kinds: dict[Any, list[tuple[_Held, OuterProducts]]] = {}
+        for each in held:
+            use = each.uses[0]
+            if isinstance(use, OuterProducts) and is_rank_one(use):
+                kinds.setdefault((use.left.dtype, use.left.device), []).append((each, use))
+        for some in kinds.values():
+            norms = several_rank_one_norms([use.sides_of_one for _, use in some])
+            for (each, _), found in zip(some, norms, strict=True):
+                each.norms = found
 
     def _bundled(self) -> list[tuple[int, Bundle]]:
         """The small gradients of each group on a device."""
@@ -426,6 +456,11 @@ class BookkeepingClipper(Book):
         if self._any_finite is not None and sums:
             bits = {torch.float32: torch.int32, torch.float64: torch.int64}
             torch._foreach_mul_([total.view(bits[total.dtype]) for total in sums], self._any_finite)
+
+
+@functools.lru_cache(maxsize=64)
+def _places(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(rows, device=device)
 
 
 def tell_of_no_gradient() -> None:

@@ -48,8 +48,13 @@ class OuterProducts(Use):
         """Ghost norms, a few examples at a time, rounded up where positions cancel."""
         if self.positions > 1:
             return outer_norms(self.left, self.right, CHUNK, self._grams)
+        return rank_one_norms(*self.sides_of_one)
+
+    @property
+    def sides_of_one(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+        """‖l_i‖ and ‖r_i‖ of the only position, and their sizes."""
         left, right = self._left_norms, self._right_norms
-        return rank_one_norms(
+        return (
             row_norms(self.left[:, 0]) if left is None else left.values,
             row_norms(self.right[:, 0]) if right is None else right.values,
             (self.left.shape[2], self.right.shape[2]),
