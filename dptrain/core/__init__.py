@@ -3,6 +3,7 @@
 from dptrain.core import checks
 from dptrain.core.arrays import Array
 from dptrain.core.device import as_on_a_device, on_processor, sent
+from dptrain.core.devices import exact_device, in_float64, wait_for
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.core.json_value import JsonValue, digest, parsed
 from dptrain.core.module_state import (
@@ -45,8 +46,10 @@ __all__ = [
     "did_you_mean",
     "digest",
     "duration",
+    "exact_device",
     "extra_states",
     "global_state",
+    "in_float64",
     "in_words",
     "memory_of",
     "modules_of",
@@ -63,4 +66,5 @@ __all__ = [
     "sent",
     "size",
     "split_seed",
+    "wait_for",
 ]

@@ -320,7 +320,8 @@ def _of_numpy_itself(value: Any) -> bool:
 
 
 def _global_generators() -> Sequence[torch.Generator]:
-    return (torch.default_generator, *torch.cuda.default_generators)
+    of_devices = getattr(torch.get_device_module(), "default_generators", ())
+    return (torch.default_generator, *of_devices)
 
 
 def attribute_of(path: str) -> str:

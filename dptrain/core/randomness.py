@@ -13,6 +13,8 @@ import torch
 
 from dptrain.core import checks
 
+_HOST = {"torch", "numpy", "python"}  # in states of generators; the others are of devices
+
 
 def split_seed(seed: int | None) -> tuple[int, int, int]:
     """Unrelated 128-bit keys: for sampling, for noise, and for the global generators.
@@ -58,15 +60,15 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def remember_globals() -> Callable[[], dict[str, Any]]:
     """``global_state`` of this moment, put into plain values when it is asked for."""
     torch_state = torch.get_rng_state()
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state_all() if started else []
+    devices = _device_states()
     _, key, pos, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
     python = random.getstate()
 
     def plain() -> dict[str, Any]:
         return {
             "torch": torch_state,
-            "cuda": cuda,
+            "cuda": [],
+            **devices,
             "numpy": {
                 "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
                 "pos": int(pos),
@@ -80,15 +82,31 @@ def remember_globals() -> Callable[[], dict[str, Any]]:
 
 
 def global_state() -> dict[str, Any]:
-    """State of the generators of torch (CPU, CUDA), numpy and Python, as plain values."""
+    """State of the generators of torch (CPU, devices), numpy and Python, as plain values."""
     return remember_globals()()
+
+
+def _device_states() -> dict[str, list[torch.Tensor]]:
+    """The state of the generator of every device that torch computes on, by their kind."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return {}
+    module = torch.get_device_module(kind)
+    if not getattr(module, "is_initialized", module.is_available)():
+        return {}
+    devices = [torch.device(kind.type, index) for index in range(module.device_count())]
+    return {kind.type: [module.get_rng_state(device) for device in devices]}
 
 
 def same_global_state(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     """True if no generator was used between two calls of ``global_state``."""
     return (
         torch.equal(ours["torch"], theirs["torch"])
-        and all(torch.equal(a, b) for a, b in zip(ours["cuda"], theirs["cuda"], strict=False))
+        and all(
+            torch.equal(a, b)
+            for kind in ours.keys() & theirs.keys() - _HOST
+            for a, b in zip(ours[kind], theirs[kind], strict=False)
+        )
         and ours["numpy"]["pos"] == theirs["numpy"]["pos"]
         and torch.equal(ours["numpy"]["key"], theirs["numpy"]["key"])
         and bool(ours["python"] == theirs["python"])
@@ -98,8 +116,11 @@ def same_global_state(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 def restore_global_state(state: dict[str, Any]) -> None:
     """Put back what ``global_state`` returned."""
     torch.set_rng_state(state["torch"])
-    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(cuda, device)  # a run may go on with fewer of them
+    kind = torch.accelerator.current_accelerator()
+    if kind is not None and kind.type in state:
+        module = torch.get_device_module(kind)
+        for index, own in enumerate(state[kind.type][: module.device_count()]):
+            module.set_rng_state(own, torch.device(kind.type, index))  # there may be fewer now
     legacy = state["numpy"]
     key = legacy["key"].numpy().astype(np.uint32)
     np.random.set_state(  # noqa: NPY002

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dptrain.clipping.base import summing_dtype
+from dptrain.core import in_float64
 from dptrain.distributed import FullySharded, Ranks, is_divided, local_of
 from dptrain.engine.sliced import SlicedOptimizer, laid_out_like, whole_because
 from dptrain.noise import FlatStream, shard_pieces
@@ -326,7 +327,10 @@ def add_part(sums: Sequence[torch.Tensor | None], parameters: Sequence[Any]) -> 
     for p, total in zip(parameters, sums, strict=True):
         if total is not None:
             before = p.summed_grad
-            p.summed_grad = total if before is None else before.double().add_(total)
+            if before is not None:
+                wide = in_float64(before)
+                total = wide.add_(total.to(wide.device))
+            p.summed_grad = total
 
 
 def set_gradients(
@@ -341,7 +345,7 @@ def set_gradients(
     for p, noisy, scale in zip(
         parameters, released, scales or [None] * len(parameters), strict=True
     ):
-        total = noisy.to(summing_dtype(p))
+        total = noisy.to(summing_dtype(p)).to(p.device)
         p.grad = laid_out_like(p, (total if scale is None else total.div_(scale)).to(p.dtype))
 
 
@@ -349,7 +353,8 @@ def rounded_sums(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
     """``p.summed_grad`` in the dtypes of sums, which they then are, as ranks exchange them."""
     for p in parameters:
         if p.summed_grad is not None:
-            p.summed_grad = p.summed_grad.to(summing_dtype(p))  # the wider one is free again
+            narrow = p.summed_grad.to(summing_dtype(p))  # the wider one is free again
+            p.summed_grad = narrow.to(p.device)
     return [p.summed_grad for p in parameters]
 
 

@@ -46,7 +46,7 @@ def chunk_length(device: torch.device) -> int:
     """
     lengths = {"cpu": CHUNK, "cuda": _CUDA_CHUNK}
     if device.type not in lengths:
-        raise ValueError(f"device={device}: noise is drawn on 'cpu' or 'cuda' only")
+        raise ValueError(f"device={device}: normals are drawn on 'cpu' or 'cuda' only")
     return lengths[device.type]
 
 

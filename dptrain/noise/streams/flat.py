@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from dptrain.noise.streams.kernels import add_past, put_on_grid
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly, scratch
 from dptrain.strategies import Strategy
+
+_log = logging.getLogger(__name__)
 
 _STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "blocks", "buffers"}
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -59,6 +62,10 @@ class FlatStream(ABC):
     a small error of mean 0 and not exactly Gaussian: ``notes`` says so, and no guarantee over it is
     exact (docs/theory/noise.md#thm-bfloat16; ``test_bfloat16_buffers_stay_within_their_bound``).
 
+    **Other devices.** For parameters on neither the CPU nor CUDA the noise is that of the CPU, bit
+    for bit, and so is everything of this class: drawn and kept there, and sums are sent there and
+    back, which is told once (``exact_device`` says why).
+
     **Buffers in a file** (``folder``). They are the same tensors, over a file without a name that
     is mapped into memory (``History``), and the noise is the same bit for bit. A checkpoint takes
     as much memory as the buffers have, for the time that it is written.
@@ -85,8 +92,8 @@ class FlatStream(ABC):
     Raises:
         ValueError: if the strategy does not fit ``steps`` or its noise grows too large
             (``check_growth``), the seed or the dtype is out of range, ``like`` is empty or holds a
-            tensor that is not floating-point, or a device is neither CPU nor CUDA, or not the CPU
-            though a folder is given.
+            tensor that is not floating-point or without memory (``"meta"``), or one on CUDA though
+            a folder is given.
         OSError: if others may enter the folder, or it has no room; see ``History``.
     """
 
@@ -118,9 +125,12 @@ class FlatStream(ABC):
         self._kept = self._exact if dtype is torch.float32 else dtype
         self._secure = secure
         self._layout = Layout.of(like, per_parameter=per_parameter)
+        self._tell_of_the_way()
         for device in self._layout.devices:
             if device.type not in ("cpu", "cuda"):
-                raise ValueError(f"like is on device {device}: noise is drawn on 'cpu' or 'cuda'")
+                raise ValueError(
+                    f"like is on device {device}, where tensors have no numbers to add noise to"
+                )
             if folder is not None and device.type != "cpu":
                 raise ValueError(
                     f"folder={folder!r} with parameters on device {device}: past noise can be kept "
@@ -132,6 +142,21 @@ class FlatStream(ABC):
             self.grid_bits = min(self._bits, stored_bits(self._kept_deviation(deviation)))
         self._folder = None if folder is None else os.fspath(folder)
         self._open_shard((shard or Shard()) if pieces is None else Pieces.of(pieces, self._layout))
+
+    def _tell_of_the_way(self) -> None:
+        """Warn of the cost of noise that is drawn elsewhere than where it is added."""
+        away = {
+            str(home)
+            for home, (group, _) in zip(self._layout.homes, self._layout.places, strict=True)
+            if home != self._layout.devices[group]
+        }
+        if away:
+            _log.warning(
+                "the parameters are on %s, where noise cannot be drawn exactly: it is drawn and "
+                "kept on the CPU, and every step sends the clipped sums there and back (8 bytes a "
+                "float32 parameter). The noise, and the guarantee, are those of a run on the CPU",
+                ", ".join(sorted(away)),
+            )
 
     def _open_shard(self, shard: Shard | Pieces) -> None:
         self._shard = shard
@@ -282,7 +307,7 @@ class FlatStream(ABC):
     def __next__(self) -> list[torch.Tensor]:
         """The next row in units of 2^-``grid_bits``, an int64 tensor per parameter with its shape.
 
-        To look at; ``release`` is what adds it to sums.
+        To look at, where it is drawn; ``release`` is what adds it to sums.
 
         Raises:
             RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
@@ -312,12 +337,13 @@ class FlatStream(ABC):
         tells what the sum was (docs/guides/floating-point.md).
 
         Args:
-            sums: clipped sums, a tensor per parameter with its shape and device, overwritten where
-                it is contiguous; ``None`` for a parameter that has none.
+            sums: clipped sums, a tensor per parameter with its shape, overwritten where it is
+                contiguous and on the device that noise is drawn on; ``None`` for a parameter that
+                has none.
             deviation: σ·R; 0 for no noise.
 
         Returns:
-            The noisy sums, in the dtypes of the sums.
+            The noisy sums, in the dtypes and on the devices of the sums.
 
         Raises:
             RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
@@ -339,7 +365,7 @@ class FlatStream(ABC):
         flat = [
             torch.zeros(size, dtype=dtype, device=self._layout.devices[group])
             if total is None
-            else total.detach().reshape(-1)
+            else total.detach().reshape(-1).to(self._layout.devices[group])
             for total, size, dtype, (group, _) in zip(
                 sums, sizes, self._layout.dtypes, self._layout.places, strict=True
             )
@@ -354,8 +380,8 @@ class FlatStream(ABC):
 
         self._advance(add)
         return [
-            each.view(shape if total is None else total.shape)
-            for each, shape, total in zip(flat, shapes, sums, strict=True)
+            each.view(shape).to(home) if total is None else each.view(total.shape).to(total.device)
+            for each, shape, home, total in zip(flat, shapes, self._layout.homes, sums, strict=True)
         ]
 
     def _advance(self, sink: Callable[[int, torch.Tensor], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from dptrain.core import checks
+from dptrain.core import checks, exact_device
 from dptrain.noise.generators import chunk_length
 
 _ALIGNMENT = 64  # entries; a shard of a long row starts where a vector register would
@@ -19,18 +19,20 @@ _ALIGN_FROM = 1 << 12  # entries a rank
 class Layout:
     """Shapes, dtypes and devices of the parameters, and their place in flat rows.
 
-    A row holds all parameters of a device, or one parameter.
+    A row holds all parameters whose noise is drawn on a device, or one parameter.
 
     Attributes:
         shapes: shape of each parameter.
         dtypes: dtype of each parameter; rows are float32 and cast on the way out.
-        devices: the device of each flat row.
+        homes: the device of each parameter.
+        devices: where each flat row is drawn and kept: the ``exact_device`` of its parameters.
         places: for each parameter, (index of its flat row, offset in that row).
         sizes: number of entries of each flat row.
     """
 
     shapes: tuple[torch.Size, ...]
     dtypes: tuple[torch.dtype, ...]
+    homes: tuple[torch.device, ...]
     devices: tuple[torch.device, ...]
     places: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
@@ -50,15 +52,17 @@ class Layout:
                     f"like: tensor {index} has dtype {tensor.dtype}, but noise can be added to "
                     "floating-point tensors only"
                 )
-            if per_parameter or tensor.device not in devices:
-                devices.append(tensor.device)
+            device = exact_device(tensor.device)
+            if per_parameter or device not in devices:
+                devices.append(device)
                 sizes.append(0)
-            group = index if per_parameter else devices.index(tensor.device)
+            group = index if per_parameter else devices.index(device)
             places.append((group, sizes[group]))
             sizes[group] += tensor.numel()
         return cls(
             shapes=tuple(tensor.shape for tensor in like),
             dtypes=tuple(tensor.dtype for tensor in like),
+            homes=tuple(tensor.device for tensor in like),
             devices=tuple(devices),
             places=tuple(places),
             sizes=tuple(sizes),
@@ -67,7 +71,8 @@ class Layout:
     def describe(self) -> dict[str, list[object]]:
         """Everything that decides the values of a row, as plain JSON values.
 
-        The index of a device does not: a run may go on on another one of the same kind.
+        The index of a device does not: a run may go on on another one of the same kind, or of
+        one for which noise is drawn there too.
         """
         return {
             "shapes": [list(shape) for shape in self.shapes],
