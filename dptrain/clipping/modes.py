@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dptrain.clipping.base.styles import ClippingStyle
+from dptrain.clipping.base.unknown_device import check_products
 from dptrain.clipping.bookkeeping import BookkeepingClipper, Taps, check_layers, uncompiled
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.owners import OwnerWatch
@@ -112,6 +113,8 @@ def attach(
         together: where other processes have parts of the module (mode bookkeeping), a context for
             runs of it by the probe (``RowProbe``).
     """
+    for device in {p.device for p in parameters}:
+        check_products(device)
     owners = OwnerWatch(uncompiled(module), views=views, seed=seed, once=probe == "first")
     # Of a divided module no rank runs all operators.
     told = None if probe == "off" or together is not None else owners

@@ -49,7 +49,8 @@ def device_for(device: torch.device) -> torch.device:
         return device
     if "cpu:" in backends:
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    kind = backends.partition(":")[0]
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

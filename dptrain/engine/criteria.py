@@ -61,7 +61,7 @@ def _ties(
 def _number(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TypeError("no loss")
-    return loss.detach().double().reshape(()).cpu()
+    return loss.detach().reshape(()).cpu().double()
 
 
 def _candidates(criterion: Callable[..., Any]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:

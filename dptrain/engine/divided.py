@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dptrain.core import exact_device
 from dptrain.distributed import Ranks, is_divided, local_of
 from dptrain.engine.joined import single_optimizers
 from dptrain.engine.release_ledger import checksum
@@ -378,6 +379,7 @@ def _totals(numbers: Iterable[tuple[str, torch.Tensor, int]], ranks: Ranks) -> l
         salt = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         flat = real.detach().reshape(-1)
+        flat = flat.to(exact_device(flat.device))  # sums of 64 bits
         scale = len(flat) // max(1, tensor.numel())  # 2 for complex numbers
         bits = flat.view(_WORDS[flat.element_size()])
         for start in range(0, len(bits), _LOT):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core import checks, on_processor
+from dptrain.core import checks, exact_device, on_processor
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ def _weights(count: int) -> npt.NDArray[np.int64]:
 
 def _sums(raw: torch.Tensor) -> torch.Tensor:
     """int64 sums of 64-bit words of some bytes by position modulo PERIOD, shape (PERIOD,)."""
+    raw = raw.to(exact_device(raw.device))  # sums of 64 bits
     if raw.storage_offset() % 8:
         raw = raw.clone()  # words have to start at a multiple of their size
     words, rest = raw[: len(raw) // 8 * 8].view(torch.int64), raw[len(raw) // 8 * 8 :]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from dptrain.clipping.base.rows import HALF, row_norms
-from dptrain.core import on_processor
+from dptrain.core import exact_device, in_float64, on_processor
 
 ROUNDING = 16.0
 """Norms are rounded up by this, in units of the unit roundoff u of the dtype that sums have."""
@@ -83,11 +83,12 @@ def outer_norms(
             yield gram_squares(mine, others, sizes, None if kinds is None else kinds[some])
 
     single = fits_single(sides, positions, sizes)
-    return rounded_up(squares, left, single=single, factors=sides).sqrt().to(left.dtype)
+    found = rounded_up(squares, left, single=single, factors=sides).sqrt()
+    return found.to(left.dtype).to(left.device)
 
 
 class Squares(NamedTuple):
-    """‖Σ_t l_t r_tᵀ‖² of some rows, in float64, as it was computed from Gram matrices.
+    """‖Σ_t l_t r_tᵀ‖² of some rows by ``in_float64``, as it was computed from Gram matrices.
 
     Attributes:
         value: which cancellation may make negative.
@@ -107,7 +108,7 @@ def rounded_up(
     single: bool,
     factors: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """Squares of norms in float64, shape (rows,), none too small, from products in float32.
+    """Squares of norms, by ``in_float64``, shape (rows,), none too small, from float32 products.
 
     Rows whose square may come out more than 2 % too large are computed again in float64, but not on
     a device: to know which they are it would have to be waited for, and many have no units for
@@ -122,7 +123,7 @@ def rounded_up(
 
     def total(index: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         parts = [torch.cat(part) for part in zip(*squares(index, dtype), strict=True)]
-        value, off, length = parts or 3 * [like.new_empty(0, dtype=torch.float64)]
+        value, off, length = parts or 3 * [in_float64(like.new_empty(0))]
         close = value + off <= _LOOSE * (value - off)  # not where any of them is no number
         return value.clamp(min=0) + off + ROUNDING * unit(like.dtype) * length, close
 
@@ -134,7 +135,8 @@ def rounded_up(
     again = (~close).nonzero()[:, 0]
     for factor in factors:
         if len(again):
-            alive = factor[again].flatten(1).any(1) | ~found[again].isfinite()  # 0 · NaN is NaN
+            alive = factor[again].flatten(1).any(1).to(found.device)
+            alive |= ~found[again].isfinite()  # 0 · NaN is NaN
             found[again[~alive]] = 0.0
             again = again[alive]
     if len(again):
@@ -169,9 +171,14 @@ def parts_of_rows(
         yield slice(start, min(rows, start + step))
 
 
+def in_dtype(side: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A side for products in a dtype; where its device has no float64, on one that does."""
+    return in_float64(side) if dtype == torch.float64 else side.to(dtype)
+
+
 def gram_stripes(side: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
     """Stripes of the Gram matrices, of so many positions s each and of all t from these on."""
-    side, positions = side.to(dtype), side.shape[1]
+    side, positions = in_dtype(side, dtype), side.shape[1]
     stripes = _STRIPES if positions >= _LONG else 1
     inner = (positions * k // stripes // _ALIGNED * _ALIGNED for k in range(1, stripes))
     return [
@@ -227,6 +234,8 @@ def gram_squares(
     a = _lengths(left, of_left, sizes[0])
     b = _lengths(right, of_right, sizes[1] * max(1, taps))
     positions = a.shape[1]
+    # Sums over t in float32 where there is no float64, and further ones elsewhere.
+    inner = torch.float64 if exact_device(a.device) == a.device else dtype
     sums: tuple[list[torch.Tensor], ...] = ([], [], [])
     start = 0
     for mine, others in zip(left, right, strict=True):
@@ -235,17 +244,20 @@ def gram_squares(
         twice = torch.ones_like(a[:, None, start:])
         twice[:, :, width:] = 2.0  # pairs of different blocks stand for both orders
         if kinds is not None:
-            mixed = kinds[:, start:stop, None] != kinds[:, None, start:]
+            of = kinds.to(a.device)
+            mixed = of[:, start:stop, None] != of[:, None, start:]
             mine, others = mine.masked_fill(mixed, 0.0), others.masked_fill(mixed, 0.0)
-        sums[0].append((mine * others).mul_(twice).sum(2, dtype=torch.float64).sum(1))
+        sums[0].append(in_float64((mine * others).mul_(twice).sum(2, dtype=inner)).sum(1))
         for found, gram, length in ((sums[1], others, a), (sums[2], mine, b)):
             parts = gram.abs().mul_(length[:, None, start:] * twice).sum(2)
-            found.append(((parts + positions * lost) * length[:, start:stop]).double().sum(1))
+            found.append(in_float64((parts + positions * lost) * length[:, start:stop]).sum(1))
         start = stop
     value, by_left, by_right = (torch.stack(each).sum(0) for each in sums)
-    length = (a * b).double().sum(1).square()
+    length = in_float64(a * b).sum(1).square()
     off = (of_left + 4 * u) * by_left + of_right * by_right + 1.05 * of_left * of_right * length
     off += (2 * positions + 8) * unit(torch.float64) * length  # of sums in float64
+    if inner != torch.float64:
+        off += 1.03 * positions * unit(inner) * length
     return Squares(value, 1.02 * off + 2 * positions**2 * lost, 1.01 * length)
 
 

@@ -13,7 +13,6 @@ import torch
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_DEVICES = ("cpu", "cuda")
 _AS_SUCH = ("ieee", "none")  # what wider switches hand down is read, not "none"
 _ENTERING = threading.Lock()  # the switches are those of all threads
 
@@ -37,7 +36,7 @@ def in_full_float32(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def within(*args: P.args, **kwargs: P.kwargs) -> T:
-        lowered = any([torch.is_autocast_enabled(device) for device in _DEVICES])
+        lowered = any([torch.is_autocast_enabled(device) for device in _devices()])
         if not lowered and _PRODUCTS.are_full():
             return function(*args, **kwargs)
         with _full_float32():
@@ -46,10 +45,17 @@ def in_full_float32(function: Callable[P, T]) -> Callable[P, T]:
     return within
 
 
+@functools.cache
+def _devices() -> tuple[str, ...]:
+    """The kinds of device that products are taken on."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
 @contextlib.contextmanager
 def _full_float32() -> Iterator[None]:
     with contextlib.ExitStack() as entered:
-        for device in _DEVICES:
+        for device in _devices():
             entered.enter_context(without_autocast(device))
         with full_products():
             yield

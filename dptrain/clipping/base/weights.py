@@ -9,6 +9,7 @@ import torch
 
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.base.styles import FLAT, PROVEN, ClippingStyle
+from dptrain.core import exact_device, in_float64
 
 _ROUNDING = 1e-6  # of float32 factors and norms, relative
 _ORDINARY = 2.0**27  # unit / R up to which lost squares are below 1e-6 R for 10^9 numbers
@@ -178,8 +179,9 @@ def _check_clipped(
     """
     start = f"clipping={style}: its clip()"
     slack = 1.0 + _ROUNDING
-    left = torch.linalg.vector_norm(factors.double() * norms.double(), dim=1)[finite]
-    stated = contributed.double()[finite]
+    finite = finite.to(exact_device(finite.device))
+    left = torch.linalg.vector_norm(in_float64(factors) * in_float64(norms), dim=1)[finite]
+    stated = in_float64(contributed)[finite]
     if not bool((left <= stated * slack + torch.finfo(norms.dtype).tiny).all()):
         raise ValueError(
             f"{start} leaves more of an example's gradient than the norm that it states: its "

@@ -14,6 +14,7 @@ from dptrain.clipping.base.linear_norms import (
     fits_single,
     gram_product,
     gram_squares,
+    in_dtype,
     parts_of_rows,
     rounded_up,
 )
@@ -69,18 +70,20 @@ def _with_table(table: Gathered, other: OuterProducts) -> torch.Tensor:
         for some in parts_of_rows(table.rows, index, step):
             sides = table.ids, table.gradients, other.left, other.right
             ids, b, left, right = (side[some] for side in sides)
-            picked = left.to(dtype).gather(2, ids[:, None, :].expand(-1, other.positions, -1))
+            left = in_dtype(left, dtype)
+            ids = ids.to(left.device)
+            picked = left.gather(2, ids[:, None, :].expand(-1, other.positions, -1))
             same = (ids[:, :, None] == ids[:, None, :]).to(dtype)
-            own = gram_product(left.to(dtype), left.to(dtype))
+            own = gram_product(left, left)
             mine = torch.cat(
                 [torch.cat([same, picked.transpose(1, 2)], 2), torch.cat([picked, own], 2)], 1
             )
-            both = torch.cat([b, right], dim=1).to(dtype)
+            both = in_dtype(torch.cat([b, right], dim=1), dtype)
             yield gram_squares([mine], [gram_product(both, both)], sizes)
 
     single = fits_single((table.gradients, other.left, other.right), positions, sizes)
     found = rounded_up(squares, table.gradients, single=single)
-    return found.sqrt().to(table.gradients.dtype)
+    return found.sqrt().to(table.gradients.dtype).to(table.gradients.device)
 
 
 def folded(use: Use, groups: int | RowGroups) -> Use:

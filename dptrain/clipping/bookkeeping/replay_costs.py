@@ -8,6 +8,8 @@ import time
 
 import torch
 
+from dptrain.core import wait_for
+
 _NAMED = 3  # layers of a type that are named
 
 _log = logging.getLogger(__name__)
@@ -56,8 +58,7 @@ class ReplayCosts:
             self._start = None
             return
         self._told = True
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         step = time.perf_counter() - self._start
         seconds = {rule: rule.seconds - before for rule, before in self._rules.items()}
         self._rules.clear()

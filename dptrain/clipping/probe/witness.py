@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from dptrain.clipping.base.book import Book
 from dptrain.clipping.base.rows import HALF
+from dptrain.core import in_float64
 
 _ROUNDING = 64  # units in the last place of a tensor's largest number: that is no dependence
 
@@ -206,7 +207,7 @@ def _off(
 
 
 def _numbers(x: torch.Tensor) -> torch.Tensor:
-    return x.double().nan_to_num(0.0, 0.0, 0.0)
+    return in_float64(x).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _unit(seen: Sequence[Sighting]) -> float:

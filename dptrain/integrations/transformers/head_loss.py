@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.auto import modeling_auto
 
+from dptrain.core import in_float64
 from dptrain.losses import causal_cross_entropy, reduce_examples, token_cross_entropy
 
 _CAUSAL, _TOKENS, _CLASSES = "causal", "tokens", "classes"
@@ -137,9 +138,9 @@ class LossCheck:
         self._left -= 1
         total = _rows_of(labels)
         alone = torch.stack(
-            [self._of(outputs, labels, slice(k, k + 1), total).double() for k in range(few)]
+            [in_float64(self._of(outputs, labels, slice(k, k + 1), total)) for k in range(few)]
         )
-        together = self._of(outputs, labels, slice(0, few), total).double()
+        together = in_float64(self._of(outputs, labels, slice(0, few), total))
         expected = alone.mean() if self._reduction == "mean" else alone.sum()
         found = torch.finfo(_dtype_of(outputs)).eps
         close = torch.isclose(together, expected, rtol=64 * found, atol=64 * found)

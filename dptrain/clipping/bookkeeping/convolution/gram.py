@@ -11,6 +11,7 @@ from dptrain.clipping.base.linear_norms import (
     fits_single,
     gram_product,
     gram_squares,
+    in_dtype,
     parts_of_rows,
     rounded_up,
 )
@@ -43,10 +44,10 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
 
     def squares(index: torch.Tensor | None, dtype: torch.dtype) -> Iterator[Squares]:
         step = chunk_size(g, numbers * dtype.itemsize // 4)
-        stages = _stages(shape, inputs, outputs, step * groups, g.new_empty(0, dtype=dtype))
+        stages = _stages(shape, inputs, outputs, step * groups, in_dtype(g.new_empty(0), dtype))
         for some in parts_of_rows(len(g), index, step):
             x, y = (
-                side[some].to(dtype).unflatten(1, (groups, -1)).flatten(0, 1).flatten(2)
+                in_dtype(side[some], dtype).unflatten(1, (groups, -1)).flatten(0, 1).flatten(2)
                 for side in (a, g)
             )
             x, y = x.transpose(1, 2), y.transpose(1, 2)

@@ -33,7 +33,13 @@ from dptrain.clipping.bookkeeping.rules.rule import (
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
 from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
 from dptrain.clipping.probe import attributes, eagerly, untouched
-from dptrain.core import global_state, named_error, restore_global_state, same_global_state
+from dptrain.core import (
+    global_state,
+    named_error,
+    restore_global_state,
+    same_global_state,
+    wait_for,
+)
 
 _MEMORY = {"cpu": 2**26}  # bytes that the rows of one replay may take
 _DEVICE_MEMORY = 2**28
@@ -292,8 +298,8 @@ class GenericRule(UnknownRule):
 
     def _now(self, tensor: torch.Tensor) -> float:
         """The time, when all that was asked of the device is done, as long as times are wanted."""
-        if self.costs.timed and tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
+        if self.costs.timed:
+            wait_for(tensor.device)
         return time.perf_counter()
 
 

@@ -50,7 +50,7 @@ class Convolved(Use):
     def norms(self) -> torch.Tensor:
         """Ghost norms, rounded up where positions cancel."""
         squares = squared_norms(self.a, self.g, self.geometry)
-        return squares.sqrt().to(summing_dtype(self.g))
+        return squares.sqrt().to(summing_dtype(self.g)).to(self.g.device)
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
