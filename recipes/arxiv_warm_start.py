@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name.replace('_', '-')}: must be at least {least.get(name, 1)}")
     if not options.lr > 0:
         parser.error(f"--lr {options.lr}: must be above 0")
-    if reason := unusable(options.device, private=False):
+    if reason := unusable(options.device):
         parser.error(f"--device {options.device}: {reason}")
     if options.hidden_size % options.heads:
         parser.error(f"--hidden-size {options.hidden_size}: must be a multiple of --heads")

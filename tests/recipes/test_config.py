@@ -172,10 +172,8 @@ def test_differences_name_the_fields():
         ),
         (["steps=1", "device=cuda:99"], "device='cuda:99' cannot be used here"),
         (["steps=1", "device=gpu"], "device='gpu' cannot .* none of torch's: take cpu or cuda"),
-        *(
-            (["steps=1", f"device={kind}"], f"device='{kind}' cannot .* on cpu and cuda only")
-            for kind in ("meta", "mps", "hpu", "privateuseone")
-        ),
+        (["steps=1", "device=meta"], "device='meta' cannot .* no numbers there"),
+        (["steps=1", "device=privateuseone"], "device='privateuseone' cannot .* No module named"),
     ],
 )
 def test_impossible_settings_are_named(overrides, message):
