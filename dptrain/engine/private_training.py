@@ -31,6 +31,7 @@ from dptrain.core import (
     Guarantee,
     Kind,
     checks,
+    exact_device,
     global_state,
     restore_global_state,
 )
@@ -81,6 +82,10 @@ DETACHED = (
 RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
     "that no later step was released outside this run"
+)
+DEVICE_NOTE = (
+    "gradients were computed on a device of the kind {}; the guarantee assumes that it rounds "
+    "float32 numbers as IEEE 754 says, of which only the precision of products was checked"
 )
 PLATEAU_NOTE = (
     "the learning rate followed a metric that the training loop measured (ReduceLROnPlateau); the "
@@ -213,7 +218,12 @@ class PrivateTraining:
         probe = self._attached.probe
         seen = probe is not None and probe.outside
         follows = any(isinstance(s, ReduceLROnPlateau) for s, _ in self._schedulers)
-        found = (*((OUTSIDE_NOTE,) if seen else ()), *((PLATEAU_NOTE,) if follows else ()))
+        devices = {p.device for p in self.optimizer.params}
+        found = (
+            *((OUTSIDE_NOTE,) if seen else ()),
+            *((PLATEAU_NOTE,) if follows else ()),
+            *sorted(DEVICE_NOTE.format(d.type) for d in devices if exact_device(d) != d),
+        )
         return tuple(dict.fromkeys((*self._notes, *self.loader.notes, *found)))
 
     @property

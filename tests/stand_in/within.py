@@ -201,6 +201,8 @@ def test_a_run_goes_on_on_the_cpu():
     second = make("cpu")
     second.private.load_state_dict(state)
     torch.testing.assert_close(second.train().end(), whole.end(), rtol=0, atol=1e-5)
+    assert "stand_in" in str(second.private.guarantee(delta=1e-3))  # where it began
+    assert "stand_in" not in str(whole.private.guarantee(delta=1e-3))
 
 
 @pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"regenerate": True}])
@@ -217,7 +219,9 @@ def test_the_cost_is_told_once_and_the_generator_named(caplog):
     assert len(told) == 1
     assert "stand_in:0" in told[0]
     assert run.private.optimizer.noise.generator.startswith("AES-256-CTR")
-    assert "AES-256-CTR" in str(run.private.guarantee(delta=1e-3))
+    stated = str(run.private.guarantee(delta=1e-3))
+    assert "AES-256-CTR" in stated
+    assert "computed on a device of the kind stand_in; the guarantee assumes" in stated
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="dptrain"):
         Run("cpu").train()
