@@ -23,6 +23,7 @@ from dptrain.configuration import (
     check_scheme,
     expected_batch_size,
 )
+from dptrain.core import exact_device
 from dptrain.engine import ScaledAdam
 from dptrain.individual import IndividualFilter
 from dptrain.integrations.loggers import TOOLS, check_installed
@@ -316,7 +317,7 @@ class RunSettings:
             raise ValueError(
                 f"privacy.noise_folder: {error.strerror}; null keeps past noise in memory"
             ) from error
-        if folder is not None and self.device != "cpu":
+        if folder is not None and exact_device(torch.device(self.device)).type != "cpu":
             raise ValueError(
                 f"privacy.noise_folder={self.privacy.noise_folder!r} with device={self.device!r}: "
                 "past noise can be kept in a file on the CPU only; set it to null, or device "
