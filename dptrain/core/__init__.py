@@ -2,8 +2,14 @@
 
 from dptrain.core import checks
 from dptrain.core.arrays import Array
-from dptrain.core.device import as_on_a_device, on_processor, sent
-from dptrain.core.devices import exact_device, in_float64, wait_for
+from dptrain.core.devices import (
+    as_on_a_device,
+    exact_device,
+    in_float64,
+    on_processor,
+    sent,
+    wait_for,
+)
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.core.json_value import JsonValue, digest, parsed
 from dptrain.core.module_state import (

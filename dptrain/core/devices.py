@@ -1,9 +1,13 @@
-"""Where exact numbers are computed, for devices that have them and for those that may not."""
+"""Where work is done: on a processor or a device, and where it has the numbers that are needed."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
+_forced = False
 _EXACT = ("cpu", "cuda", "meta")  # the last has no numbers at all
 
 
@@ -24,3 +28,26 @@ def in_float64(x: torch.Tensor) -> torch.Tensor:
 def wait_for(device: torch.device) -> None:
     """Wait until a device has done what its current stream was given."""
     torch.empty(1, device=device).cpu()
+
+
+def on_processor(tensor: torch.Tensor) -> bool:
+    """True where small parts pay, since memory is slow and a call is cheap."""
+    return tensor.device.type == "cpu" and not _forced
+
+
+def sent(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Values of the host on the device of another tensor, which is not waited for."""
+    if like.is_cuda:
+        values = values.pin_memory()  # what is not pinned is copied when the device is idle
+    return values.to(device=like.device, dtype=like.dtype, non_blocking=like.is_cuda)
+
+
+@contextlib.contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Context in which a processor takes the ways of a device, so that their calls are counted."""
+    global _forced
+    before, _forced = _forced, True
+    try:
+        yield
+    finally:
+        _forced = before

@@ -111,8 +111,8 @@ def rounded_up(
     """Squares of norms, by ``in_float64``, shape (rows,), none too small, from float32 products.
 
     Rows whose square may come out more than 2 % too large are computed again in float64, but not on
-    a device: to know which they are it would have to be waited for, and many have no units for
-    float64. 16 u S² is added to all.
+    a CUDA device: it would have to be waited for to know which they are, and many have few units
+    for float64. 16 u S² is added to all.
 
     Args:
         squares: those of some rows (``None``: of all), from products in a dtype, in parts.
@@ -130,7 +130,7 @@ def rounded_up(
     if not single:
         return total(None, torch.float64)[0]
     found, close = total(None, torch.float32)
-    if not on_processor(like):
+    if exact_device(like.device) == like.device and not on_processor(like):
         return found
     again = (~close).nonzero()[:, 0]
     for factor in factors:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.precision import in_full_float32
 from dptrain.core import exact_device
 
 _SIZE = 256
@@ -21,21 +21,26 @@ def check_products(device: torch.device) -> None:
 
     Norms and sums of gradients would then differ from what they are taken for, where positions
     cancel by far more than themselves. Of the CPU and CUDA the switches are known that
-    ``full_float32`` sets; other devices are asked, once a process.
+    ``in_full_float32`` sets; other devices are asked, once a process.
 
     Raises:
         RuntimeError: naming the device and what to do.
     """
     if exact_device(device) == device:
         return
-    with torch.no_grad(), full_float32():
-        off = [float(each.max()) for each in _errors(device)]
+    off = _largest_errors(device)
     if not all(each <= _LEAST for each in off):  # NaN is not
         raise RuntimeError(
             f"device={device}: products of float32 numbers are off by {max(off):.0e} of themselves "
             "there, so gradients would not be clipped to max_grad_norm. Switch off reduced "
             "precision on this device, or train on the CPU or on CUDA"
         )
+
+
+@in_full_float32
+def _largest_errors(device: torch.device) -> list[float]:
+    with torch.no_grad():
+        return [float(each.max()) for each in _errors(device)]
 
 
 def _errors(device: torch.device) -> Iterator[torch.Tensor]:
