@@ -30,9 +30,10 @@ def wait_for(device: torch.device) -> None:
     torch.empty(1, device=device).cpu()
 
 
-def on_processor(tensor: torch.Tensor) -> bool:
+def on_processor(where: torch.Tensor | torch.device) -> bool:
     """True where small parts pay, since memory is slow and a call is cheap."""
-    return tensor.device.type == "cpu" and not _forced
+    device = where.device if isinstance(where, torch.Tensor) else where
+    return device.type == "cpu" and not _forced
 
 
 def sent(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core import checks, exact_device, on_processor
+from dptrain.core import checks, exact_device
 
 logger = logging.getLogger(__name__)
 
 PERIOD = 2039  # a short row of sums takes up to four times as long, depending on where it lies
-# Bytes of a tensor that is put together with others: calls cost more than copies, on a device most.
-_SMALL, _SMALL_ON_A_DEVICE = 1 << 18, 1 << 24
+_SMALL = 1 << 18  # bytes of a tensor that is put together with others: calls cost more than copies
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> str:
@@ -48,7 +47,7 @@ def sums_of_words(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         if flat.stride(0) != 1:  # a single number that was expanded
             flat = flat.clone(memory_format=torch.contiguous_format)
         raw = flat.view(torch.uint8)
-        if len(raw) < (_SMALL if on_processor(raw) else _SMALL_ON_A_DEVICE):
+        if len(raw) < _SMALL:
             small.setdefault(raw.device, []).append(raw)
         else:
             large.append(raw)

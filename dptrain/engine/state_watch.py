@@ -110,7 +110,10 @@ class StateWatch:
         Args:
             last: whether it is of the last step of the plan.
         """
+        given_up = self._before is not None
         self.check()
+        if given_up:
+            self.confirm()
         now = self._look()
         first = self._settled is None
         parts = now.memory()
@@ -183,6 +186,7 @@ class StateWatch:
     def check_saved(self) -> None:
         """The run's state is about to be saved."""
         self.check()
+        self.confirm()
         self._check_untrained(self._look())
 
     def restart(self) -> None:

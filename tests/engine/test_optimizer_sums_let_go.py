@@ -29,7 +29,7 @@ def test_nothing_else_holds_the_sums_when_a_step_is_released(monkeypatch, parts)
     def looked_at():
         alive.append(sum(ref() is not None for ref in given))
         given.clear()
-        release()
+        return release()
 
     monkeypatch.setattr(optimizer.clipper, "clipped_sum", followed)
     monkeypatch.setattr(optimizer, "_release", looked_at)

@@ -121,15 +121,6 @@ def released(name, device, micro=None, **options):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "functorch"])
-@pytest.mark.parametrize("micro", [None, 7])
-def test_releases_are_those_of_the_cpu_bit_for_bit(micro, mode):
-    """Of linear layers, that sum up in one order: noise and sums are the same numbers."""
-    options = {"micro": micro, "gradients": Gradients(mode=mode)}
-    assert torch.equal(released("mlp", NAME, **options), released("mlp", "cpu", **options))
-    assert "aten::threshold_backward" in module.operators
-
-
 def assert_close(there, here):
     """Up to the order of additions: 24 rows of norm 0.1 at most, over the batch of 24, in float32.
 
@@ -137,6 +128,14 @@ def assert_close(there, here):
     """
     torch.testing.assert_close(there, here, rtol=0, atol=0.1 * 2.0**-18)
     assert not torch.allclose(there, torch.zeros_like(here), rtol=0, atol=0.1 / 24)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "functorch"])
+@pytest.mark.parametrize("micro", [None, 7])
+def test_releases_are_those_of_the_cpu(micro, mode):
+    options = {"micro": micro, "gradients": Gradients(mode=mode)}
+    assert_close(released("mlp", NAME, **options), released("mlp", "cpu", **options))
+    assert "aten::threshold_backward" in module.operators
 
 
 @pytest.mark.slow
@@ -159,7 +158,7 @@ def test_gram_matrices_clip_a_little_more(micro):
 def test_an_individual_filter_runs_there():
     options = {"individual": GDPFilter(target_epsilon=6.0, target_delta=1e-3, max_steps=50)}
     options |= {"strategy": Identity(), "noise_multiplier": 1.2}
-    assert torch.equal(released("mlp", NAME, **options), released("mlp", "cpu", **options))
+    assert_close(released("mlp", NAME, **options), released("mlp", "cpu", **options))
 
 
 @pytest.mark.slow
@@ -209,7 +208,7 @@ def test_a_run_goes_on_on_the_cpu():
 def test_every_way_of_keeping_noise(options):
     noise = NoiseOptions(**options)
     there, here = (released("mlp", device, noise=noise) for device in (NAME, "cpu"))
-    assert torch.equal(there, here)
+    assert_close(there, here)
 
 
 def test_the_cost_is_told_once_and_the_generator_named(caplog):

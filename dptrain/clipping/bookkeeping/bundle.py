@@ -9,7 +9,7 @@ import torch
 
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.use import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.use import Materialized, Use, flat_rows
 from dptrain.core import on_processor
 
 _SMALL = 2**14  # numbers of a parameter, such as a bias, whose gradients cost less than a call
@@ -43,7 +43,7 @@ class Bundle:
 
     def __init__(self, uses: Mapping[int, Materialized]) -> None:
         self._sizes = {key: use.shape.numel() for key, use in uses.items()}
-        columns = [use.gradients.flatten(1) for use in uses.values()]
+        columns = [flat_rows(use.gradients) for use in uses.values()]
         self._matrix = torch.cat(columns, dim=1)
 
     def __contains__(self, key: int) -> bool:

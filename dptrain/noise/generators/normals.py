@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import torch
 
-from dptrain.core import checks
+from dptrain.core import checks, on_processor
 from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.generators.rounded import (
     WORDS,
@@ -44,10 +44,9 @@ def chunk_length(device: torch.device) -> int:
     Raises:
         ValueError: if noise cannot be drawn there.
     """
-    lengths = {"cpu": CHUNK, "cuda": _CUDA_CHUNK}
-    if device.type not in lengths:
+    if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device={device}: normals are drawn on 'cpu' or 'cuda' only")
-    return lengths[device.type]
+    return CHUNK if on_processor(device) else _CUDA_CHUNK
 
 
 class Normals:
@@ -133,7 +132,7 @@ class Normals:
             self.fill(host, group=group, step=step, start=start, size=size, bits=bits, scale=scale)
             out.copy_(host)
             return
-        if out.device.type == "cpu":
+        if on_processor(out):
             key = derive_key(self.seed, group, step, tag=_TAG)
 
             def fill(whole: torch.Tensor, chunk: int) -> None:
@@ -180,4 +179,4 @@ def _in_chunks(
             mine.copy_(whole[low - first : high - first])
 
     chunks = range(start // length, -(-stop // length) if len(out) else start // length)
-    for_each(part, chunks, entries=len(out) if out.device.type == "cpu" else 0)
+    for_each(part, chunks, entries=len(out) if on_processor(out) else 0)

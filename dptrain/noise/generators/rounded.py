@@ -210,18 +210,19 @@ def rounded_normals_of_tensors(
     documents errors of at most 2 units in the last place for them in float64.
     """
     pairs = len(words) // WORDS
-    w, x, y, z = words.view(WORDS, pairs)
-    low = ((((y & _LOW) << _SPARE) | (z & _LOW)) << 9) | ((x >> 2) & _MIDDLE)
-    half = ((w >> 1) & 0x7FFFFFFFFFFFFFFF).double().mul_(2.0**-64)
-    half += low.double().mul_(2.0**-61).add_(2.0**-62).mul_(2.0**-64)
-    logarithm = torch.where((w & 1).bool(), torch.log1p(-half), torch.log(half))
-    radius = logarithm.mul_(-2.0).sqrt_().mul_(scale * 2.0**bits)
+    w, x, *_ = columns = words.view(WORDS, pairs)
+    dithers = columns[2:]
+    low, lowest = dithers & _LOW
+    low = (low << _SPARE).bitwise_or_(lowest).bitwise_left_shift_(9)
+    low |= (x >> 2).bitwise_and_(_MIDDLE)
+    half = (w >> 1).bitwise_and_(0x7FFFFFFFFFFFFFFF).double().mul_(2.0**-64)
+    half.add_(low.double().add_(0.5), alpha=2.0**-125)  # times a power of two: exact
+    radius = torch.where((w & 1).bool(), torch.log1p(-half), torch.log(half))
+    radius.mul_(-2.0).sqrt_().mul_(scale * 2.0**bits)
     angle = (x >> 11).double().mul_(2.0**-52).add_(2.0**-53).mul_(math.pi / 4)
-    cosine = torch.cos(angle).mul_((1 - 2 * (x & 1)).double())
-    sine = angle.sin_()
-    turned = ((x >> 1) & 1).bool()
-    shift = _shift(bits, scale)
-    out[:pairs] = torch.where(turned, sine, cosine).mul_(radius).round_().add_(y >> shift)
-    rest = len(out) - pairs
-    other = torch.where(turned, cosine, sine).mul_(radius).round_().add_(z >> shift)
-    out[pairs:] = other[:rest]
+    waves = angle.new_empty(2, pairs)
+    torch.cos(angle, out=waves[0]).view(torch.int64).bitwise_xor_(x << 63)  # the bit of the sign
+    torch.sin(angle, out=waves[1])
+    found = torch.where((x & 2).bool(), waves.flip(0), waves).mul_(radius).round_()
+    found += dithers >> _shift(bits, scale)
+    out.copy_(found.view(-1)[: len(out)])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from dptrain.core import checks
+from dptrain.core import checks, on_processor
 from dptrain.noise.generators.normals import Normals
 from dptrain.noise.generators.threads import for_each
 from dptrain.noise.streams.grid import (
@@ -23,7 +23,7 @@ from dptrain.noise.streams.grid import (
     stored_bits,
 )
 from dptrain.noise.streams.history import History, check_private_folder
-from dptrain.noise.streams.kernels import add_past, put_on_grid
+from dptrain.noise.streams.kernels import add_past, put_all_on_grid, put_on_grid
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly, scratch
 from dptrain.strategies import Strategy
@@ -374,9 +374,16 @@ class FlatStream(ABC):
         grid = grid_of(deviation, self.grid_bits)
 
         def add(number: int, noise: torch.Tensor) -> None:
-            if grid:
-                for index, first, last, at in self._segments[number]:
-                    put_on_grid(flat[index][first:last], noise[at : at + last - first], grid)
+            if not grid:
+                return
+            segments = self._segments[number]
+            if not on_processor(noise) and len(segments) > 1:
+                put_all_on_grid(
+                    [flat[k][first:last] for k, first, last, _ in segments], noise, grid
+                )
+                return
+            for index, first, last, at in segments:
+                put_on_grid(flat[index][first:last], noise[at : at + last - first], grid)
 
         self._advance(add)
         return [
@@ -417,7 +424,7 @@ class FlatStream(ABC):
             entries=sum(
                 block.stop - block.start
                 for block in self._blocks
-                if self._layout.devices[block.group].type == "cpu"
+                if on_processor(self._layout.devices[block.group])
             ),
         )
         self.step += 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.core import Array
+from dptrain.core import Array, on_processor
 from dptrain.noise.generators.compiled import chosen
 
 _COLUMNS = 1 << 13  # entries that are summed up at a time, so that they stay in cache
@@ -30,7 +30,7 @@ def add_past(
         weights: a factor of each of the first rows.
         finer: a power of two.
     """
-    if noise.device.type == "cpu" and buffer.dtype is not torch.bfloat16:
+    if on_processor(noise) and buffer.dtype is not torch.bfloat16:
         rows = buffer[: len(weights)].numpy()
         add = chosen(_add_past, _add_past_in_loops, _PAST, entries=len(noise))
         add(noise.numpy(), rows, np.array(weights, dtype=np.float64), finer)
@@ -43,7 +43,7 @@ def add_past(
 
 def decay(row: torch.Tensor, factor: float, noise: torch.Tensor) -> None:
     """``row`` ← ``factor``·row + noise, all float64 of shape (len,)."""
-    if row.device.type == "cpu":
+    if on_processor(row):
         step = chosen(_decay, _decay_in_loops, _DECAY, entries=len(row))
         step(row.numpy(), factor, noise.numpy())
     else:
@@ -60,7 +60,7 @@ def put_on_grid(values: torch.Tensor, noise: torch.Tensor, grid: float) -> None:
         noise: float64, shape (len,): whole numbers.
     """
     supported = values.dtype in (torch.float32, torch.float64) and values.is_contiguous()
-    if values.device.type == "cpu" and supported:
+    if on_processor(values) and supported:
         put = chosen(_put_on_grid, _put_on_grid_in_loops, _GRID, entries=len(values))
         put(values.numpy(), noise.numpy(), 1.0 / grid, grid)
         return
@@ -68,6 +68,22 @@ def put_on_grid(values: torch.Tensor, noise: torch.Tensor, grid: float) -> None:
     exact.mul_(1.0 / grid).round_().add_(noise).mul_(grid)
     if exact is not values:
         values.copy_(exact)
+
+
+def put_all_on_grid(several: Sequence[torch.Tensor], noise: torch.Tensor, grid: float) -> None:
+    """``put_on_grid`` for tensors that the noise is for one after the other, by few calls.
+
+    Args:
+        several: float32 or float64, on one device, each of shape (len,).
+        noise: float64, shape (sum of the lengths,): whole numbers.
+    """
+    if len({each.dtype for each in several}) > 1:
+        for values, own in zip(several, noise.split([len(v) for v in several]), strict=True):
+            put_on_grid(values, own, grid)
+        return
+    together = torch.cat(list(several))
+    put_on_grid(together, noise, grid)
+    torch._foreach_copy_(list(several), list(together.split([v.shape[0] for v in several])))
 
 
 _PAST = (

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import torch
 
-from dptrain.core import Array
+from dptrain.core import Array, on_processor
 from dptrain.noise.generators import chunk_length
 from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.generators.normals import CHUNK
@@ -69,7 +69,7 @@ def round_randomly(
     whole = min(length, block.size - chunk * length)
     numbers = (block.group, step, index, chunk)
     key = derive_key(seed, *numbers, tag=b"dptrain.rounding")
-    if values.device.type == "cpu":
+    if on_processor(values):
         words = key_stream(key, 0, -(-inside.stop // 4)).view(np.uint16)[inside]
         bits = torch.from_numpy(words.astype(np.int32))
     else:

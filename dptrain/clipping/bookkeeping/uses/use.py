@@ -163,12 +163,12 @@ class Materialized(Whole):
     @override
     def norms(self) -> torch.Tensor:
         if self._norms is None:
-            return row_norms(_flat(self.gradients))
+            return row_norms(flat_rows(self.gradients))
         return self._norms.values if isinstance(self._norms, SideNorms) else self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """A product of a vector and a matrix: each number is read once."""
-        return (factors @ _flat(self.gradients)).view(self.shape)
+        return (factors @ flat_rows(self.gradients)).view(self.shape)
 
     @override
     def select(self, index: torch.Tensor) -> Materialized:
@@ -224,7 +224,7 @@ class Folded(Use):
         return type(self)(self.use.select(self.groups.rows_of(index)), left)
 
 
-def _flat(gradients: torch.Tensor) -> torch.Tensor:
+def flat_rows(gradients: torch.Tensor) -> torch.Tensor:
     """(rows, *shape) as (rows, numbers), also of parameters without dimensions."""
     return gradients[:, None] if gradients.dim() == 1 else gradients.flatten(1)
 
@@ -253,10 +253,10 @@ def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.T
         total = uses[0].per_example(start, stop)
         for use in uses[1:]:
             total = total + use.per_example(start, stop)
-        norms = row_norms(_flat(total if scale is None else total * scale))
+        norms = row_norms(flat_rows(total if scale is None else total * scale))
         slack = rounding_errors(uses, start, stop)
         if slack is not None:
-            norms = norms + row_norms(_flat(slack if scale is None else slack * scale))
+            norms = norms + row_norms(flat_rows(slack if scale is None else slack * scale))
         found.append(norms)
     return torch.cat(found)
 
