@@ -9,7 +9,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,32 +127,35 @@ class ModuleState:
 
     def _modules(self, module: nn.Module, path: str) -> None:
         """Parameters and buffers first: by these names a tensor is known that has several."""
+        seen, by_path = self._seen, self.by_path
         new, left = [], [(path, module)]
         while left:  # as named_modules does, which calls itself for every module
             name, m = left.pop()
-            if self._is_new(m):
-                new.append((name, m))
+            if id(m) not in seen:
+                seen[id(m)] = m
                 start = f"{name}." if name else ""
-                parts = [(start + n, part) for n, part in m._modules.items() if part is not None]
-                left += reversed(parts)
-        seen, by_path = self._seen, self.by_path
-        for name, m in new:
+                new.append((name, start, m))
+                for n, part in reversed(m._modules.items()):
+                    if part is not None:
+                        left.append((start + n, part))
+        for name, start, m in new:
             self.modules[name] = m
-            start = f"{name}." if name else ""
+            for held in (m._parameters, m._buffers):
+                for own_name, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    if held is m._buffers:
+                        self.buffers.add(id(tensor))
+                    if id(tensor) not in seen:
+                        seen[id(tensor)] = tensor
+                        self._tensor(start + own_name, tensor)
+        for _, start, m in new:
             own = vars(m)
             self.containers.append(own)
-            self.containers += [
-                v for n, v in own.items() if n in _STRUCTURE and isinstance(v, _CONTAINERS)
-            ]
-            self.buffers.update([id(b) for b in m._buffers.values() if b is not None])
-            for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
-                if tensor is not None and id(tensor) not in seen:
-                    seen[id(tensor)] = tensor
-                    self._tensor(start + own_name, tensor)
-        for name, m in new:
-            start = f"{name}." if name else ""
             skipped = _skipped(type(m))  # type: ignore[arg-type]
-            for attribute, value in list(vars(m).items()):
+            for attribute, value in list(own.items()):
+                if attribute in _STRUCTURE and isinstance(value, _CONTAINERS):
+                    self.containers.append(value)
                 if attribute in skipped or attribute in self._own:
                     continue
                 if attribute.startswith(_COMPOSED):
@@ -220,7 +223,7 @@ class ModuleState:
         self.by_path[path] = tensor
         parameter = type(tensor) is nn.Parameter or isinstance(tensor, nn.Parameter)
         if parameter:
-            self.parameters.append(cast(nn.Parameter, tensor))
+            self.parameters.append(tensor)  # type: ignore[arg-type]
         if vars(tensor):
             for attribute, value in list(vars(tensor).items()):
                 if attribute not in _OF_TENSORS and not attribute.startswith("_dynamo"):
@@ -234,7 +237,8 @@ class ModuleState:
     ) -> None:
         if isinstance(value, _CONTAINERS):
             self.containers.append(value)
-        if _PLAIN_TYPES.issuperset([type(element) for _, element in elements]):  # a vocabulary, say
+        parts = value.values() if isinstance(value, Mapping) else value
+        if _PLAIN_TYPES.issuperset(map(type, parts)):  # a vocabulary, say
             self.by_path[path] = tuple(elements)
             return
         self.by_path[path] = tuple(k if isinstance(k, _PLAIN) else repr(k) for k, _ in elements)

@@ -5,7 +5,7 @@ Counted in one process, on any processor, whatever else it does:
 - *work*: operators that read or write numbers, each of which is a launch on a GPU;
 - *views*: operators that only look at a tensor in another way;
 - *waits*: operators whose result the host has to know before it goes on, such as ``item`` or
-  a boolean index;
+  a boolean index, until the update of the parameters has been asked for;
 - *calls*: of Python functions.
 
 Each is the least of several steps. A private run looks more closely at its first steps, and at some
@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
@@ -77,6 +78,7 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.kinds: collections.Counter[str] = collections.Counter()
         self.names: collections.Counter[str] = collections.Counter()
+        self.updated = False
 
     @override
     def __torch_dispatch__(
@@ -88,6 +90,8 @@ class Operators(TorchDispatchMode):
         kind = "waits" if name in _WAITS or _indexes(name, args) else "work"
         if kind == "work" and func.is_view:
             kind = "views"
+        if kind == "waits" and self.updated:
+            return func(*args, **(kwargs or {}))
         self.kinds[kind] += 1
         if kind != "views":
             self.names[name] += 1
@@ -108,8 +112,16 @@ def counted(side: Side) -> tuple[dict[str, int], collections.Counter[str]]:
     for _ in range(STEPS):
         side.prepare()
         operators = Operators()
-        with operators:
-            side.step()
+
+        def updated(*_: Any, found: Operators = operators) -> None:
+            found.updated = True
+
+        handle = register_optimizer_step_post_hook(updated)
+        try:
+            with operators:
+                side.step()
+        finally:
+            handle.remove()
         calls = _calls(side)
         for kind in KINDS:
             value = calls if kind == "calls" else operators.kinds[kind]

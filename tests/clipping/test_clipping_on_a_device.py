@@ -1,4 +1,4 @@
-"""A device's ways, taken on a processor: what is released, against one autograd call per example."""
+"""A device's ways on a processor: what is released, against one autograd call per example."""
 
 import copy
 
@@ -198,7 +198,7 @@ def test_what_a_forward_pass_leaves_is_refused_after_the_update(micro):
         max_physical_batch_size=micro,
         probe="off",
     )
-    with pytest.raises(RuntimeError, match="'mean' .*was released before its device told"):
+    with pytest.raises(RuntimeError, match=r"'mean' .*was released before its device told"):
         train(private)
     assert private.steps_executed == 0
     with pytest.raises(RuntimeError):

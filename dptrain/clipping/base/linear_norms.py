@@ -33,7 +33,7 @@ class Gram:
     """
 
     def __init__(self, side: torch.Tensor) -> None:
-        self.side = side
+        self.side, self.own = side, False  # whether nobody else has its memory
 
     @functools.cached_property
     def stripes(self) -> list[torch.Tensor]:

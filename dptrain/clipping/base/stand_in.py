@@ -89,7 +89,9 @@ def stand_in(module: nn.Module, name: str) -> StandIn | None:
 
 def _exporting() -> bool:
     """True if torch.jit.trace or torch.export is at work, with what a run does for gradients."""
-    return torch.is_grad_enabled() and (torch.jit.is_tracing() or torch.compiler.is_exporting())
+    if not torch.is_grad_enabled():
+        return False
+    return torch._C._is_tracing() or torch.compiler.is_exporting()
 
 
 _depths: Counter[int] = Counter()  # by threads

@@ -76,7 +76,8 @@ def clip_factors(
     Returns:
         (factors, finite), of shapes (rows, groups) and (rows,).
     """
-    finite = (norms < math.inf).all(dim=1)  # NaN is not
+    finite = norms < math.inf  # NaN is not
+    finite = finite[:, 0] if norms.shape[1] == 1 else finite.all(dim=1)
     if type(style) in PROVEN:
         factors, contributed = style.clip(norms, max_grad_norm)
     else:

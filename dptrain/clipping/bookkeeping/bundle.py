@@ -39,15 +39,15 @@ class Bundle:
 
     Args:
         uses: at least one, by the parameters' identities; of one dtype and device.
+
+    Attributes:
+        sizes: numbers of each parameter, by the same.
     """
 
     def __init__(self, uses: Mapping[int, Materialized]) -> None:
-        self._sizes = {key: use.shape.numel() for key, use in uses.items()}
+        self.sizes = {key: use.shape.numel() for key, use in uses.items()}
         columns = [flat_rows(use.gradients) for use in uses.values()]
         self._matrix = torch.cat(columns, dim=1)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._sizes
 
     @functools.cached_property
     def norms(self) -> torch.Tensor:
@@ -63,5 +63,5 @@ class Bundle:
         """
         rows = self._matrix if index is None else self._matrix[index]
         total = factors.to(device=rows.device, dtype=rows.dtype) @ rows
-        parts = total.split(list(self._sizes.values()))
-        return dict(zip(self._sizes, parts, strict=True))
+        parts = total.split(list(self.sizes.values()))
+        return dict(zip(self.sizes, parts, strict=True))

@@ -113,7 +113,7 @@ class BookkeepingClipper(Book):
         self._held: dict[int, _Held] = {}  # by the parameters' identities
         self._several: set[int] = set()  # parameters whose norms can wait for the other uses
         self._copies = Copies()
-        self._bundles: list[tuple[int, Bundle]] = []  # with their groups
+        self._bundle_of: dict[int, Bundle] = {}  # by the parameters' identities
         self._costs = ReplayCosts()
         self._records: int | RowGroups | None = None  # rows of the records of the batch
 
@@ -288,7 +288,7 @@ class BookkeepingClipper(Book):
         by_group = per_reported(factors, unit).unbind(1)
 
         def formed(p: nn.Parameter, own: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-            bundle = next((each for _, each in self._bundles if id(p) in each), None)
+            bundle = self._bundle_of.get(id(p))
             if bundle is None:
                 total = self._sum(p, own, index)
                 return total if scale is None else total * scale
@@ -328,7 +328,7 @@ class BookkeepingClipper(Book):
         self._uncounted.append((finite, weights))
         if len(self._uncounted) >= _UNCOUNTED:
             self._count()
-        self._any_finite, first = finite.to(torch.int32).max(0)
+        self._any_finite, first = finite.view(torch.int8).max(0)
         return factors, torch.where(finite, _places(len(finite), finite.device), first)
 
     @property
@@ -362,7 +362,7 @@ class BookkeepingClipper(Book):
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
         self._held.clear()
-        self._bundles.clear()
+        self._bundle_of.clear()
         self._copies.clear()
 
     def _grouping(self, batch: MicroBatch) -> int | RowGroups | None:
@@ -385,12 +385,13 @@ class BookkeepingClipper(Book):
         """‖s ⊙ g_ig‖₂, shape (examples, groups); ``times`` as ``enlargement`` has it."""
         pairs = zip(self.parameters, scales, strict=True)
         plain = times == 1.0 and all([scale is None for scale in scales])
-        self._bundles = self._bundled() if plain else []
+        bundles = self._bundled() if plain else []
+        self._bundle_of = {key: bundle for _, bundle in bundles for key in bundle.sizes}
         if plain:
             self._take_rank_one_norms()
         parts = [self._norms_of(p, s, times) for p, s in pairs]
-        parts += [bundle.norms for _, bundle in self._bundles]
-        norms = group_norms(parts, [*self.groups, *[group for group, _ in self._bundles]])
+        parts += [bundle.norms for _, bundle in bundles]
+        norms = group_norms(parts, [*self.groups, *[group for group, _ in bundles]])
         return norms * by_row(unit / times, norms)
 
     def _take_rank_one_norms(self) -> None:
@@ -422,7 +423,7 @@ class BookkeepingClipper(Book):
     ) -> torch.Tensor | None:
         """Norms of one parameter's gradients of the reduced loss, enlarged, shape (examples,)."""
         held = self._held.get(id(p))
-        if held is None or any([id(p) in bundle for _, bundle in self._bundles]):
+        if held is None or id(p) in self._bundle_of:
             return None
         if times != 1.0:
             scale = torch.full((), times, device=p.device) if scale is None else scale * times

@@ -31,10 +31,12 @@ def look_of_call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], rows: 
     for m in modules:
         for name, value in vars(m).items():
             if name not in _SKIPPED:
-                plain = type(value) in _ALWAYS_PLAIN
+                plain = type(value) in _ALWAYS_PLAIN or (
+                    type(value) is tuple and _ALWAYS_PLAIN.issuperset(map(type, value))
+                )
                 layers.append((name, value if plain else _plain(value, 0, _DEPTH, seen)))
         layers.append(len(m._modules))
-    buffers = [_plain(b, 0, 1, seen) for m in modules for b in m._buffers.values()]
+    buffers = [_plain(b, 0, 1, seen) for m in modules if m._buffers for b in m._buffers.values()]
     hooks = len(nn.modules.module._global_forward_hooks) + len(
         nn.modules.module._global_forward_pre_hooks
     )

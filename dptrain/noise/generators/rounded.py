@@ -224,5 +224,8 @@ def rounded_normals_of_tensors(
     torch.cos(angle, out=waves[0]).view(torch.int64).bitwise_xor_(x << 63)  # the bit of the sign
     torch.sin(angle, out=waves[1])
     found = torch.where((x & 2).bool(), waves.flip(0), waves).mul_(radius).round_()
-    found += dithers >> _shift(bits, scale)
-    out.copy_(found.view(-1)[: len(out)])
+    dithers = dithers >> _shift(bits, scale)
+    if len(out) == 2 * pairs:
+        torch.add(found, dithers, out=out.view(2, pairs))
+    else:
+        out.copy_(found.add_(dithers).view(-1)[: len(out)])

@@ -111,12 +111,12 @@ class ConvShape:
 
     def output_sizes(self, spatial: tuple[int, ...]) -> tuple[int, ...]:
         """The output's spatial sizes for the input's."""
-        return tuple(
+        each = zip(spatial, self.padding, self.kernel, self.stride, self.dilation, strict=True)
+        sizes = [
             (size + sum(pads) - dilation * (taps - 1) - 1) // stride + 1
-            for size, pads, taps, stride, dilation in zip(
-                spatial, self.padding, self.kernel, self.stride, self.dilation, strict=True
-            )
-        )
+            for size, pads, taps, stride, dilation in each
+        ]
+        return tuple(sizes)
 
     def padded(self, a: torch.Tensor) -> tuple[torch.Tensor, ConvShape]:
         """The input padded as the mode says, and the shape that is left to do; zeros are left."""

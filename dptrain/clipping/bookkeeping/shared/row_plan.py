@@ -89,10 +89,10 @@ class RowPlan:
         known = (self._known if self._noted is None else self.found).get(place)
         if not known:
             return None
-        by_rows = [factor for factor in known if factor > 0 and factor * rows == shape[0]]
-        if 0 in known:
-            return NEITHER if by_rows else 0
-        return by_rows[0] if by_rows else NEITHER
+        for factor in known:
+            if factor > 0 and factor * rows == shape[0]:
+                return NEITHER if 0 in known else factor
+        return 0 if 0 in known else NEITHER
 
     def second(self, place: Hashable) -> bool:
         """True if the second dimension was the rows in all such passes, and never the first."""
@@ -108,9 +108,9 @@ class RowPlan:
         Both were seen in this place, what they share in this very shape, or in shapes of several
         lengths, of which this may be another.
         """
-        known = self._known.get(place, _NONE)
-        by_rows = [k for k in known if k > 0 and k * rows == shape[0]]
-        if self._noted is not None or not by_rows or not self._shared.get(place):
+        if self._noted is not None or not self._shared.get(place):
+            return False
+        if not any(k > 0 and k * rows == shape[0] for k in self._known.get(place, _NONE)):
             return False
         lengths = {s[0] for s in self._shared.get(place, ()) if s[1:] == tuple(shape[1:])}
         return shape[0] in lengths or len(lengths) > 1
@@ -122,8 +122,13 @@ class RowPlan:
 
     def unseen(self, place: Hashable, shape: Shape, rows: int) -> bool:
         """True if rows were seen in this place, and never so many of them for each of the batch."""
-        by_rows = [factor for factor in self._known.get(place, _NONE) if factor > 0]
-        return bool(by_rows) and shape[0] not in [factor * rows for factor in by_rows]
+        found = False
+        for factor in self._known.get(place, _NONE):
+            if factor > 0:
+                found = True
+                if factor * rows == shape[0]:
+                    return False
+        return found
 
 
 def _follow_second(shapes: set[tuple[int, Shape]]) -> bool:

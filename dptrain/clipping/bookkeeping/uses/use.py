@@ -98,7 +98,8 @@ def _kept(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, Use):
         value.keep(copy)
     elif isinstance(value, Gram | SideNorms):  # of several uses, none of which has norms yet
-        value.side = copy(value.side)
+        if not value.own:
+            value.side, value.own = copy(value.side), True
     elif isinstance(value, list | tuple):
         kept = [_kept(item, copy) for item in value]
         make = getattr(value, "_make", type(value))  # a named tuple's
@@ -114,7 +115,7 @@ class SideNorms:
     """
 
     def __init__(self, side: torch.Tensor) -> None:
-        self.side = side
+        self.side, self.own = side, False  # whether nobody else has its memory
 
     @functools.cached_property
     def values(self) -> torch.Tensor:
