@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from dptrain.core import as_on_a_device
+from scripts import results
 from scripts.bench.step_models import CASES
 from scripts.bench.step_sides import ORDINARY, Side, open_side, quiet, reason
 
@@ -41,6 +41,15 @@ MODELS = ("mlp", "mnist", "vgg", "bert", "gpt2")
 SIDES = (ORDINARY, "opacus-hooks", "bookkeeping", "bookkeeping-banded")
 KINDS = ("work", "views", "waits", "calls")
 STEPS = 3
+_TIMES = "{%s.times.work:.1f}, {%s.times.calls:.1f}"
+COLUMNS = [
+    ["model", "{model}"],
+    ["ordinary step: work, calls", "{ordinary.work:,}, {ordinary.calls:,}"],
+    ["Opacus's hooks", _TIMES % (("opacus-hooks",) * 2)],
+    ["private", _TIMES % (("bookkeeping",) * 2)],
+    ["private, 16 bands", _TIMES % (("bookkeeping-banded",) * 2)],
+    ["waits of the private step", "{bookkeeping.more}"],
+]
 # Their results are numbers, or have as many as a tensor's numbers say.
 # What the host does by itself: memory is taken, and a tensor gets another shape.
 _NO_LAUNCH = frozenset(
@@ -149,7 +158,7 @@ def _calls(side: Side) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a table, a row for each model and side, with ratios to ordinary training."""
+    """Print a row for each model, with multiples of what ordinary training asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS, choices=sorted(CASES))
     parser.add_argument("--sides", nargs="+", default=SIDES)
@@ -158,34 +167,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args(argv)
     quiet()
+    torch.set_num_threads(1)  # operators of other threads are not seen
     way = contextlib.nullcontext() if options.processor else as_on_a_device()
     with way:
-        rows = _rows(options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        rows = [_row(model, options) for model in options.models]
+    results.publish(
+        options.json,
+        {"launches": results.Table(COLUMNS, rows)},
+        script=__file__,
+        machine=results.machine("torch", "opacus"),
+    )
 
 
-def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        ordinary: dict[str, int] = {}
-        for name in dict.fromkeys((ORDINARY, *options.sides)):
-            try:
-                found, names = counted(open_side(name, model, "cpu"))
-            except Exception as error:
-                print(f"{model:10} {name:20} {reason(error)}", flush=True)
-                continue
-            ordinary = ordinary or found
-            ratios = {kind: found[kind] / max(1, ordinary[kind]) for kind in KINDS}
-            shown = "  ".join(
-                f"{kind} {found[kind]:6,}" + (f" ({ratios[kind]:4.1f}×)" if ordinary[kind] else "")
-                for kind in KINDS
-            )
-            print(f"{model:10} {name:20} {shown}", flush=True)
-            if options.names:
-                print("   " + ", ".join(f"{k} {v}" for k, v in names.most_common(options.names)))
-            rows.append({"model": model, "side": name, **found})
-    return rows
+def _row(model: str, options: argparse.Namespace) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": model}
+    for name in dict.fromkeys((ORDINARY, *options.sides)):
+        try:
+            found, names = counted(open_side(name, model, "cpu"))
+        except Exception as error:
+            print(f"{model:10} {name:20} {reason(error)}", file=sys.stderr, flush=True)
+            continue
+        ordinary = row.get(ORDINARY, found)
+        times = {kind: found[kind] / max(1, ordinary[kind]) for kind in KINDS}
+        row[name] = {**found, "times": times, "more": found["waits"] - ordinary["waits"]}
+        shown = "  ".join(f"{kind} {found[kind]:6,} ({times[kind]:4.1f}×)" for kind in KINDS)
+        print(f"{model:10} {name:20} {shown}", file=sys.stderr, flush=True)
+        if options.names:
+            listed = ", ".join(f"{key} {value}" for key, value in names.most_common(options.names))
+            print(f"   {listed}", file=sys.stderr)
+    return row
 
 
 if __name__ == "__main__":
