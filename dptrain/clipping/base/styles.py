@@ -250,7 +250,7 @@ def _shorten(norms: torch.Tensor, bounds: list[float]) -> tuple[torch.Tensor, to
     """Shorten each group to its bound."""
     if norms.shape[1] != len(bounds):
         raise ValueError(f"norms of {norms.shape[1]} group(s) for a style with {len(bounds)}")
-    limits = sent(torch.tensor(bounds), norms)
+    limits = sent(torch.tensor(bounds, dtype=norms.dtype), norms)
     # The order in which torch divides a number by a tensor, as Flat does: one group is the same.
     factors = ((norms + STABILITY).reciprocal() * limits).clamp(max=1.0)
     left = torch.minimum(norms, limits)
