@@ -125,8 +125,7 @@ def best_linear_loss(law: MinSepLaw, sigma: float, epsilon: float) -> LinearLoss
     known = _family(
         law.coefficients.tobytes(), law.probability, law.min_sep, law.steps, law.warm_start
     )
-    at = np.array([epsilon])
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # σ² may be no number > 0
-        pairs = zip(known.squares / sigma**2 + known.divergence, known.spread / sigma, strict=True)
-        values = [float(log_delta_gaussian_loss(nu, xi, at)[0]) for nu, xi in pairs]
+        nu, xi = known.squares / sigma**2 + known.divergence, known.spread / sigma
+        values = log_delta_gaussian_loss(nu, xi, epsilon)
     return linear_loss(law, sigma, float(known.probability[int(np.argmin(values))]))

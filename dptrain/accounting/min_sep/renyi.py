@@ -12,15 +12,16 @@ from dptrain.mechanism import MatrixMechanism
 
 
 class MinSepRenyi(DeterministicAccountant):
-    """Rényi divergences of orders 2..8 for b-min-sep sampling, bands ≤ b; no simulation.
+    """Rényi divergences for b-min-sep sampling, bands ≤ b; no simulation.
 
     Remove: the divergence of order α, of the moment E_Q[(P/Q)^α] of the dominating pair
     (docs/theory/min-sep.md#thm-min-sep-reduced) or a bound on it where that is too large a sum
     (docs/theory/min-sep.md#thm-min-sep-settled, docs/theory/min-sep.md#thm-periodic-moments), and
     of orders between; add: the best
-    ``LinearLoss`` (``test_deterministic_bounds_are_above_a_known_profile``). Larger orders need
-    more states than memory holds (C(b+α-2, α-1) a level), so at a small ε this is loose and the
-    accountants that simulate are better.
+    ``LinearLoss`` (``test_deterministic_bounds_are_above_a_known_profile``). Orders above 8, or
+    above those whose states memory holds (C(b+α-2, α-1) a level), are bounded by fewer copies at
+    less noise (docs/theory/min-sep.md#thm-min-sep-large-orders). The accountants that simulate are
+    better, by a few percent in σ at a small ε.
 
     Where ``MinSep`` has a ``max_batch_size`` (under zero-out), δ grows by what an example that
     meets a full batch may lose (docs/theory/min-sep.md#thm-min-sep-cut): nothing that shows at a

@@ -17,7 +17,7 @@ from dptrain.accounting.renyi.chords import epsilon_from_renyi, log_delta_from_r
 from dptrain.core import Array
 
 
-def log_delta_gaussian_loss(nu: float, xi: float, epsilon: Array) -> Array:
+def log_delta_gaussian_loss(nu: float | Array, xi: float | Array, epsilon: float | Array) -> Array:
     """log δ(ε) from above, for a privacy loss that is at most Y ~ N(ν, ξ²); rounded up.
 
     δ ≤ E[(1 - e^{ε-Y})_+] = Φ((ν-ε)/ξ) - e^{ε-ν+ξ²/2} Φ((ν-ε)/ξ - ξ), as the expectation grows with

@@ -4,8 +4,24 @@ from dptrain.accounting.min_sep.moments.program import (
     Affordable,
     affordable,
     bounded_by,
+    foreseen,
+    least_work,
+    log_large_moment,
     log_moment,
+    most_copies,
+    rough_large_moments,
     settles,
 )
 
-__all__ = ["Affordable", "affordable", "bounded_by", "log_moment", "settles"]
+__all__ = [
+    "Affordable",
+    "affordable",
+    "bounded_by",
+    "foreseen",
+    "least_work",
+    "log_large_moment",
+    "log_moment",
+    "most_copies",
+    "rough_large_moments",
+    "settles",
+]

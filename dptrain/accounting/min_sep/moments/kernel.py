@@ -132,11 +132,14 @@ class StepWeights:
         self.some_own = states.own[states.some_row]
         self.step: Step = _compiled(_step) if compiled else step_plain
 
-    def compute(self, gram: Array) -> None:
-        """Set ``taking`` and ``some_weight`` for overlaps <c_t, c_{t-d}>/σ², d = 0..b-1."""
+    def compute(self, gram: Array, cost: float = 0.0) -> None:
+        """Set ``taking`` and ``some_weight`` for overlaps <c_t, c_{t-d}>/σ², d = 0..b-1.
+
+        ``cost`` is what every copy that takes part takes off the exponent.
+        """
         states, p = self._states, self._p
         copies = np.arange(self._order + 1.0)
-        own = p**copies * np.exp(copies * (copies - 1.0) / 2.0 * gram[0])
+        own = p**copies * np.exp(copies * (copies - 1.0) / 2.0 * gram[0] - copies * cost)
         pulls = np.exp(np.append(gram[1:], 0.0))  # of an age; the last is a free copy's
         function = _compiled(_taking) if self._compiled else taking_plain
         self.taking: Array = function(states.ages, states.free, pulls, own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from tqdm.auto import tqdm
 
 from dptrain.accounting.min_sep.moments import periodic, settled
 from dptrain.accounting.min_sep.moments.kernel import StepWeights, available
+from dptrain.accounting.min_sep.moments.settled import full_gram
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
 from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.core import Array, checks
@@ -20,8 +22,9 @@ MOST_WORK, MOST_PLAIN_WORK = 4 * 10**9, 3 * 10**8
 _MOST_COPIES = 8
 # Weights up to e^300 on values up to 1e100 stay within float64.
 _LARGEST_EXPONENT, _LARGEST_VALUE, _LEAST_VALUE = 300.0, 1e100, 1e-200
-# What skipping settled steps may add to log A, in all.
-_SETTLED = 1e-8
+_MOST_ROUGH = 1000  # larger orders show δ below 1e-100 or nothing
+# What skipping settled steps may add to log A, in all; a cost is part of a bound that gives more.
+_SETTLED, _SETTLED_WITH_COST = 1e-8, 1e-4
 # Steps after which levels have usually settled, in units of b.
 _USUALLY = 8
 _UNIT = 2.0**-53
@@ -114,12 +117,15 @@ def log_moment(
     sigma: float,
     order: int,
     *,
+    cost: Array | None = None,
     compiled: bool | None = None,
     progress: bool = False,
 ) -> float:
     """log E_Q[(P/Q)^α], rounded up; ∞ where its terms do not fit float64, or the limit on work.
 
-    Where something bounds it (``bounded_by``), that is little above it.
+    With a ``cost`` it is log E exp(Σ_{k<l} <Cx^k, Cx^l>/σ² - Σ_k <cost, x^k>) of α copies x^k of an
+    example's pattern (docs/theory/min-sep.md#thm-min-sep-large-orders), which is that moment if the
+    cost is 0. Where something bounds it (``bounded_by``), that is little above it.
 
     A backward program over multisets of the ages of α copies. States without a free copy are not
     computed: nothing happens until their oldest copy is free. Where the levels of b steps in turn
@@ -131,26 +137,82 @@ def log_moment(
         law: the sampling law.
         sigma: σ > 0.
         order: α ≥ 2, an integer.
+        cost: of taking part at a step, non-negative, shape (steps,), rounded down; the same at all
+            steps whose columns are neither cut nor without columns before them.
         compiled: whether to use numba; by default if it can be imported.
         progress: whether to show a bar after two seconds.
     """
     checks.invariant(order >= 2, "the moment is of order 2 or higher")
-    if compiled is None and _periodic(law, order):
+    if cost is None and compiled is None and _periodic(law, order):
         return periodic.log_moment(law, sigma, order)
-    if compiled is None and settles(law, order):
+    if cost is None and compiled is None and settles(law, order):
         return settled.settle(law, sigma, order).log_moment
     compiled = available() if compiled is None else compiled
     states = States.of(law.min_sep, order)
-    return _MomentProgram(law, sigma, states, order, compiled=compiled).log_moment(
+    cost = np.zeros(law.steps) if cost is None else cost
+    return _MomentProgram(law, sigma, states, order, cost, compiled=compiled).log_moment(
         progress=progress
     )
 
 
+def log_large_moment(law: MinSepLaw, sigma: float, order: int, copies: int) -> float:
+    """log E_Q[(P/Q)^α] from above, by the moment of fewer copies at less noise.
+
+    (docs/theory/min-sep.md#thm-min-sep-large-orders;
+    ``test_large_orders_are_above_the_sum_over_tuples_of_patterns``.)
+
+    Args:
+        law: the sampling law.
+        sigma: σ > 0.
+        order: α.
+        copies: from 2 to α; more take more time, and give less away.
+    """
+    less = sigma * math.sqrt((copies - 1) / (order - 1)) * (1.0 - 4.0 * _UNIT)
+    return order / copies * log_moment(law, less, copies) * (1.0 + 4.0 * _UNIT)
+
+
+def rough_large_moments(law: MinSepLaw, sigma: float, second: float) -> dict[int, float]:
+    """About what ``log_large_moment`` gives with two copies, by log A of order 2; no bound.
+
+    Few participations of two copies overlap: log A of two is near a sum over the distances of
+    those that do.
+    """
+    gram = full_gram(law, sigma)
+    weights = np.where(np.arange(gram.size) > 0, 2.0, 1.0)
+    orders = np.arange(2, _MOST_ROUGH)
+    orders = orders[(orders - 1) * gram[0] <= _LARGEST_EXPONENT / 2]
+    sums = np.expm1((orders[:, None] - 1) * gram[: law.bands]) @ weights[: law.bands]
+    return dict(zip(orders.tolist(), (orders / 2 * second * sums / sums[0]).tolist(), strict=True))
+
+
+def most_copies(law: MinSepLaw, work: int) -> int:
+    """The most copies, 2 to 4, whose program takes so many values as a rule; 2 at least."""
+    return max(copies for copies in (2, 3, 4) if copies == 2 or least_work(law, copies) <= work)
+
+
+def foreseen(moments: Sequence[float]) -> float:
+    """The log A of the next order, from those of orders 1, 2, …: as if third differences were 0.
+
+    It is convex in the order, and so is its slope for the most part: mostly the true one is larger.
+    """
+    if len(moments) == 2:
+        return 2.0 * moments[-1] - moments[-2]
+    return 3.0 * moments[-1] - 3.0 * moments[-2] + moments[-3]
+
+
 class _MomentProgram:
     def __init__(
-        self, law: MinSepLaw, sigma: float, states: States, order: int, *, compiled: bool
+        self,
+        law: MinSepLaw,
+        sigma: float,
+        states: States,
+        order: int,
+        cost: Array,
+        *,
+        compiled: bool,
     ) -> None:
         self._law, self._sigma, self._order, self._states = law, sigma, order, states
+        self._cost = cost
         self._weights = StepWeights(states, law.probability, compiled=compiled)
         count = int(states.starts[-1])
         self._after, self._new = np.ones(count), np.empty(count)
@@ -164,9 +226,9 @@ class _MomentProgram:
 
     def _compute_weights(self, t: int) -> None:
         gram = self._gram(t)
-        exponent = self._order * (self._order - 1) * float(gram.max())
+        exponent = self._order * ((self._order - 1) * float(gram.max()) + float(self._cost[t]))
         self._largest_exponent = max(self._largest_exponent, exponent)
-        self._weights.compute(gram)
+        self._weights.compute(gram, float(self._cost[t]))
 
     def _step(self, tick: int) -> None:
         self._top = self._weights.advance(self._after, self._lines, tick, self._new)
@@ -192,7 +254,15 @@ class _MomentProgram:
         first, last = bands - 1, n - bands  # the homogeneous steps
         if self._order * (self._order - 1) * float(self._gram(0).max()) > _LARGEST_EXPONENT:
             return math.inf
+        # No pattern takes part more often: values stay above e^-300.
+        if self._order * -(-n // b) * float(self._cost.max()) > _LARGEST_EXPONENT:
+            return math.inf
+        checks.invariant(
+            first >= last or float(np.ptp(self._cost[first : last + 1])) == 0.0,
+            "the cost of taking part is the same at all homogeneous steps",
+        )
         left = _most_work() // self._new.size
+        tolerated = _SETTLED_WITH_COST if self._cost.any() else _SETTLED
         t, tick = n - 1, 0
         allowed, low, high, window = 0.0, math.inf, 0.0, 0
         with tqdm(
@@ -213,7 +283,7 @@ class _MomentProgram:
                     low, high = min(low, float(ratio.min())), max(high, float(ratio.max()))
                     window += 1
                     allowed = (t - first) * math.log(high / low)
-                    if allowed > _SETTLED:
+                    if allowed > tolerated:
                         low, high, window = math.inf, 0.0, 0
                     elif window == b:
                         # Every value of the last b levels grew by ``high`` at most.
@@ -247,4 +317,7 @@ class _MomentProgram:
         # A step's weights and sums err by less than this (relatively), skipped ones by as much.
         steps = law.steps + b + 10
         error = 2.0 * steps * (self._order + 4) * (self._largest_exponent + 6.0) * _UNIT
-        return max(self._scale + math.log(value), 0.0) + error + 4e-16 * abs(self._scale)
+        found = self._scale + math.log(value)
+        if not self._cost.any():
+            found = max(found, 0.0)
+        return found + error + 4e-16 * abs(self._scale)

@@ -74,6 +74,62 @@ def test_reduced_moments_equal_the_sum_over_tuples_of_patterns(order, compiled) 
         assert truth - 1e-12 <= found <= truth + 1e-10
 
 
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize("order", [2, 3])
+def test_moments_with_a_cost_equal_the_sum_over_tuples_of_patterns(order, compiled) -> None:
+    rng = np.random.default_rng(20 + order)
+    for _ in range(12):
+        law, sigma = random_law(rng, 4, 7), 0.7 + rng.random()
+        cost = rng.random(law.steps)
+        cost[law.bands - 1 : law.steps - law.bands + 1] = 0.5
+        (x, chance), (shifts, _) = patterns(law), shifts_of(law)
+        paid = np.exp(-x @ cost) * chance
+        if len(chance) > 40:
+            continue
+        total = 0.0
+        for chosen in itertools.product(range(len(chance)), repeat=order):
+            pairs = itertools.combinations(chosen, 2)
+            overlap = sum(float(shifts[k] @ shifts[m]) for k, m in pairs)
+            total += float(np.prod(paid[list(chosen)])) * math.exp(overlap / sigma**2)
+        found = moments.log_moment(law, sigma, order, cost=cost, compiled=compiled)
+        assert math.log(total) - 1e-12 <= found <= math.log(total) + 1e-10
+    dear = np.full(law.steps, 1e4)
+    assert moments.log_moment(law, sigma, order, cost=dear, compiled=compiled) == math.inf
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_large_orders_are_above_the_sum_over_tuples_of_patterns(copies) -> None:
+    rng = np.random.default_rng(30 + copies)
+    gaps = []
+    for _ in range(20):
+        law, sigma = random_law(rng, 4, 5), 0.5 + 3.0 * rng.random()
+        if len(patterns(law)[1]) > 14:
+            continue
+        for order in range(copies, 7):
+            truth = by_tuples(law, sigma, order)
+            found = moments.log_large_moment(law, sigma, order, copies)
+            assert found >= truth * (1 - 1e-12) - 1e-12
+            gaps.append(found - truth)
+            assert order > copies or found <= truth + 1e-10
+    assert len(gaps) > 20
+    # Much noise: the next power of 1/σ² is what is given away.
+    law = law_of([1.0, 0.5], 0.3, 2, 5, True)
+    found, truth = moments.log_large_moment(law, 20.0, 5, copies), by_tuples(law, 20.0, 5)
+    assert truth <= found <= 1.02 * truth
+
+
+def test_foreseen_and_rough_moments_are_near_the_true_ones() -> None:
+    law, sigma = law_of([1.0, 0.6, 0.2], 0.02, 4, 400, True), 3.0
+    true = [0.0, *(moments.log_moment(law, sigma, order) for order in (2, 3, 4))]
+    assert (
+        moments.foreseen(true[:2]) <= moments.foreseen(true[:3]) == pytest.approx(true[3], rel=0.1)
+    )
+    rough = moments.rough_large_moments(law, sigma, true[1])
+    for order in (2, 8, 20):
+        by_two = moments.log_large_moment(law, sigma, order, 2)
+        assert rough[order] == pytest.approx(by_two, rel=0.1)
+
+
 def over_all_states(law: MinSepLaw, sigma: float, order: int) -> float:
     """log A by a forward program over the waits of all copies, a dictionary of their tuples."""
     b, p = law.min_sep, law.probability

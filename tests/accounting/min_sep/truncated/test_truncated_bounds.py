@@ -13,6 +13,7 @@ from scipy.stats import binom
 
 from dptrain.accounting import account, accountant_named, calibrate, find_accountants
 from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.min_sep import curve as curves
 from dptrain.accounting.min_sep import law as laws
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.law import RarelyCut
@@ -293,6 +294,7 @@ def test_dear_orders_come_last_under_a_cap_too(monkeypatch):
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40, max_batch_size=120)
     asked = MatrixMechanism(scheme=scheme, strategy=banded(1.0, 0.5, 0.3), noise_multiplier=1.0)
     monkeypatch.setattr(laws, "_QUICK_WORK", 40 * 4)
+    monkeypatch.setattr(curves, "_NO_WORK", 0)  # large orders by two copies only
     bounds = MinSepImportance().law(asked)
     quick = bounds.least_sigma(6.0, 1e-6, progress=False)
     better = bounds.better_sigma(quick, 6.0, 1e-6, progress=False)
