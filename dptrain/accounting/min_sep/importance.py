@@ -51,6 +51,7 @@ class MinSepImportance(SimulatedAccountant):
         "min-sep-monte-carlo",
         "truncated-min-sep-monte-carlo",
     )
+    changes = 1
     refines = True
     truncation = True
     instead = (

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from typing import Literal
 
 import numpy as np
 
+from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep import engine_torch as on_device
 from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
-from dptrain.accounting.min_sep.moments import affordable, settles
+from dptrain.accounting.min_sep.moments import (
+    affordable,
+    foreseen,
+    rough_large_moments,
+    settles,
+)
 from dptrain.accounting.min_sep.moments.settled import Settled, settle
 from dptrain.accounting.min_sep.moments.settled_draws import SettledPatterns
 from dptrain.accounting.min_sep.moments.tilted import TiltedPatterns, fits, states
+from dptrain.accounting.min_sep.shifted_terms import Shift, best_shift, shifted_draws
+from dptrain.accounting.renyi.chords import log_delta_from_renyi
 from dptrain.accounting.simulation.terms import OnDemand, WeightedTerms, below_linear_loss
 from dptrain.core import Array
 
@@ -30,7 +39,10 @@ _LANES = 1024  # samples a chunk of compiled draws
 _VARIATION = 1e-5  # of the ceiling: more than compiled draws are off in total variation
 # A larger order shrinks the terms and makes each draw dearer: messages of ``TiltedPatterns`` (it
 # takes some 8 b steps until they settle), which from order 5 on take ten times as long.
-_MOST_MESSAGES, _MOST_DEAR_MESSAGES = 10**8, 10**7
+_MOST_MESSAGES, _DEAR_MESSAGES = 10**8, 10**7
+_DEARER = 6.0  # a sample of a few copies than one of shifted noise
+# Times a typical δ, above which a linear bound is no guide to it, and the largest shift then.
+_LOOSE, _MOST_SHIFTED = 100.0, 12.0
 
 
 class TiltedMinSep:
@@ -49,6 +61,10 @@ class TiltedMinSep:
 
     Terms in [0, M] need about M times the samples that terms in [0, 1] do, and nothing is assumed
     about their variance or how the tilt fits (docs/theory/certification.md#thm-weighted-verdict).
+
+    *Small ε.* Where the orders that show most are larger than can be drawn, y is drawn from noise
+    that is shifted. No bound of those terms is known but one of the mean of their squares, which
+    serves as well (docs/theory/certification.md#thm-weighted-shift).
 
     Rounding: losses are taken to the side that makes terms larger, by 1e-9 or the bound on the
     engine's rounding, whichever is larger; A and the ceilings are rounded up. What the patterns
@@ -82,9 +98,12 @@ class TiltedMinSep:
             if self._few_messages(order) or settles(self._law, order)
         ]
 
+    def _messages(self, order: int) -> int:
+        return states(self._law, order) * min(8 * self._law.min_sep, self._law.steps)
+
     def _few_messages(self, order: int) -> bool:
-        messages = states(self._law, order) * min(8 * self._law.min_sep, self._law.steps)
-        return order <= 2 or messages <= (_MOST_MESSAGES if order <= 4 else _MOST_DEAR_MESSAGES)
+        most = _MOST_MESSAGES if order <= 4 else _DEAR_MESSAGES
+        return order <= 2 or self._messages(order) <= most
 
     def _settles(self, order: int) -> bool:
         """True if an order is drawn by settled messages alone."""
@@ -112,23 +131,21 @@ class TiltedMinSep:
     def _best_order(self, epsilon: float) -> tuple[int, float]:
         """An order, and the logarithm of the largest of its terms: 1 where no other's are below 1.
 
-        A larger one has to halve the terms. Whether it might is foreseen from the orders below, as
-        log A is convex in α and its slope, for the most part, too.
+        A larger one has to halve the terms, a dear one to make a tenth of them, and has to promise
+        that by the orders below.
         """
         if not self._orders:
             return 1, 0.0
         best, least = self._orders[0], self._log_range(self._orders[0], epsilon)
         moments = [0.0, self._log_moment(best)]  # of α = 1, 2
         for order in self._orders[1:]:
-            if len(moments) == 2:
-                foreseen = 2 * moments[-1] - moments[-2]
-            else:
-                foreseen = 3 * moments[-1] - 3 * moments[-2] + moments[-3]
-            if self._from_moment(foreseen, order, epsilon) > least - math.log(2.0):
+            dear = not self._settles(order) and self._messages(order) > _DEAR_MESSAGES
+            wanted = least - math.log(10.0 if dear else 2.0)
+            if self._from_moment(foreseen(moments), order, epsilon) > wanted:
                 break
             moments.append(self._log_moment(order))
             found = self._from_moment(moments[-1], order, epsilon)
-            if found > least - math.log(2.0):
+            if found > wanted:
                 break
             best, least = order, found
         return (best, least) if least <= 0.0 else (1, 0.0)
@@ -144,8 +161,42 @@ class TiltedMinSep:
         return self._patterns[order]
 
     def remove(self, epsilon: float) -> WeightedTerms:
-        """Terms of the remove direction at ε ≥ 0."""
+        """Terms of the remove direction at ε ≥ 0: of copies, or of a shift if that takes less time.
+
+        Where a larger order than is drawn promises more, estimates rest on samples of a shift.
+        """
         order, log_range = self._best_order(epsilon)
+        shift = self._shift(epsilon, order, log_range)
+        if shift is None:
+            return self._tilted(epsilon, order, log_range)
+        draw = shifted_draws(self._raised_losses, self._law, epsilon - _SLACK, shift.tau)
+        if 2.0 * shift.log_root < shift.worth:
+            return WeightedTerms(math.exp(shift.log_root), self._lanes(1), draw, bounded=False)
+        return dataclasses.replace(self._tilted(epsilon, order, log_range), rough=draw)
+
+    def _shift(self, epsilon: float, drawn: int, log_range: float) -> Shift | None:
+        """A shift, if a larger order than the one that is drawn promises more."""
+        if not self._orders:
+            return None
+        second = self._curve.log_moment(self._sigma, 2)
+        rough = rough_large_moments(self._law, self._sigma, second)
+        divergence = [math.inf, math.inf, *(log / (order - 1) for order, log in rough.items())]
+        order = log_delta_from_renyi(np.array(divergence), epsilon)[1]
+        if order <= drawn:
+            return None
+        mu = math.sqrt(second)
+        # V/δ² samples and M/δ of those that are dearer, at about the δ that there is.
+        worth = log_range + float(gaussian.log_delta(epsilon, mu)) + math.log(_DEARER)
+        return best_shift(self._law, self._sigma, epsilon, order=order, mu=mu, worth=worth)
+
+    def _raised_losses(self, unit: Array, rng: np.random.Generator, along: Array) -> Array:
+        """log P/Q from above, ∞ where a sample is spoiled."""
+        bound = compiled.rounding_bound(self._law, self._sigma, held=compiled.held_error(unit))
+        raised = self._losses_along(unit, rng, along)  # log Q/P, by as much as the bound
+        return np.where(np.isinf(raised), np.inf, 2.0 * bound - raised)
+
+    def _tilted(self, epsilon: float, order: int, log_range: float) -> WeightedTerms:
+        """Terms of α copies."""
         if not fits(self._law, order) and not self._settles(order):
             try:
                 self._patterns_of(order)
@@ -183,27 +234,35 @@ class TiltedMinSep:
     def _lanes(self, copies: int) -> int:
         return _LANES if self._device is None else on_device.lanes(self._law, copies)
 
+    def _losses_along(self, unit: Array, rng: np.random.Generator, along: Array) -> Array:
+        law, sigma = self._law, self._sigma
+        if self._device is None:
+            return compiled.losses_along(law, sigma, unit, rng, along)
+        return on_device.losses_along(law, sigma, unit, rng, along, device=self._device)
+
     def add(self, epsilon: float) -> WeightedTerms:
         """Terms of the add direction at ε ≥ 0; none where no loss is as large."""
         if epsilon - _SLACK >= self._law.add_limit:
             return WeightedTerms(0.0, self._lanes(1), lambda _, size: np.zeros(size))
-        law, sigma = self._law, self._sigma
-        linear = best_linear_loss(law, sigma, epsilon)
-
-        def losses(unit: Array, rng: np.random.Generator, along: Array) -> Array:
-            if self._device is None:
-                return compiled.losses_along(law, sigma, unit, rng, along)
-            return on_device.losses_along(law, sigma, unit, rng, along, device=self._device)
-
-        return below_linear_loss(
-            losses,
+        linear = best_linear_loss(self._law, self._sigma, epsilon)
+        log_mean = float(linear.log_delta(np.array([epsilon]))[0])
+        found = below_linear_loss(
+            self._losses_along,
             epsilon,
             nu=linear.nu,
             direction=linear.direction,
-            log_mean=float(linear.log_delta(np.array([epsilon]))[0]) + 2 * _ROUNDING,
+            log_mean=log_mean + 2 * _ROUNDING,
             slack=_SLACK,
             lanes=self._lanes(1),
         )
+        if not self._orders:
+            return found
+        mu = math.sqrt(self._curve.log_moment(self._sigma, 2))
+        if log_mean < float(gaussian.log_delta(epsilon, mu)) + math.log(_LOOSE):
+            return found
+        tau = max(mu / 2.0 - epsilon / mu, -_MOST_SHIFTED)
+        draw = shifted_draws(self._losses_along, self._law, epsilon - _SLACK, tau, remove=False)
+        return dataclasses.replace(found, rough=draw)
 
     def both(self, epsilon: float) -> dict[str, WeightedTerms]:
         """Terms of either direction at ε ≥ 0, by its name."""

@@ -129,12 +129,12 @@ class RarelyCut(WholeBatches):
 
 
 def _raised(terms: WeightedTerms, loss: float) -> WeightedTerms:
-    """Terms that are larger by a constant."""
+    """Terms that are larger by a constant, as is then the root of the mean of their squares."""
 
     def draw(rng: np.random.Generator, size: int) -> Array:
         return terms.draw(rng, size) + loss
 
-    return WeightedTerms(terms.ceiling + loss, terms.lanes, draw)
+    return dataclasses.replace(terms, ceiling=terms.ceiling + loss, draw=draw)
 
 
 def simulated_law(mechanism: MatrixMechanism, asked: Asked) -> SimulatedLaw:

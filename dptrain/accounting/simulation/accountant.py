@@ -38,7 +38,11 @@ from dptrain.accounting.simulation.certificate import (
     package_version,
     verified_rows,
 )
-from dptrain.accounting.simulation.confidence import counted_split, upper_confidence
+from dptrain.accounting.simulation.confidence import (
+    counted_split,
+    upper_confidence,
+    upper_confidence_by_squares,
+)
 from dptrain.accounting.simulation.draws import ALONE, Kept, Processes, SharedDraws
 from dptrain.accounting.simulation.law import PlainLaw, SimulatedLaw
 from dptrain.accounting.simulation.simulation import DIRECTIONS, default_threads, loss_chunks
@@ -110,6 +114,7 @@ class SimulatedAccountant(Accountant):
 
     kind = Kind.CONFIDENCE
     ample: ClassVar[int] = 65_536  # see Rule
+    changes: ClassVar[int] = 0  # how often the meaning of its own certificates has changed
     instead: ClassVar[str] = "an accountant without simulation"  # where samples are too many
 
     def __post_init__(self) -> None:
@@ -135,7 +140,7 @@ class SimulatedAccountant(Accountant):
 
     @property
     def _method(self) -> dict[str, Any]:
-        return {"name": self.name, "version": METHOD}
+        return {"name": self.name, "version": METHOD + self.changes}
 
     def _checked(self, mechanism: MatrixMechanism) -> SimulatedLaw:
         self.check_covers(mechanism)
@@ -392,7 +397,8 @@ class SimulatedAccountant(Accountant):
                     continue  # the deterministic value is as good
                 mean = draws.mean(one, samples, [PROFILE, index, side]) / one.ceiling
                 mean = min(mean * (1.0 + 1e-12), 1.0)
-                found[side, place] = one.ceiling * upper_confidence(mean, samples, share)
+                shown = upper_confidence if one.bounded else upper_confidence_by_squares
+                found[side, place] = one.ceiling * shown(mean, samples, share)
         return found
 
     def _plain_bounds(

@@ -19,10 +19,11 @@ from dptrain.accounting.simulation.certificate_cache import (
 from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.estimate import estimate_depth
 from dptrain.accounting.simulation.law import SimulatedLaw
+from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.simulation.verdicts import Point, Rule, verify_points
 from dptrain.core import checks
 
-METHOD = 3  # raise it when the meaning of a certificate changes
+METHOD = 3  # raise it when the meaning of every accountant's certificates changes
 STEP = 1.01
 ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
 # Points of the declared grid, from the most private one: the last is where the estimate was.
@@ -163,7 +164,7 @@ class Claim:
         for row in rows:
             if row["accepted"] is not True:
                 continue
-            wrong = _unsupported(row["remove"], terms_at(row["point"])["remove"].ceiling, rule)
+            wrong = _unsupported(row["remove"], terms_at(row["point"])["remove"], rule)
             if wrong:
                 return f"the remove direction of its point {row['point']} {wrong}"
         if certificate["noise_multiplier"] != ceiling / STEP ** chosen_point(rows):
@@ -222,25 +223,26 @@ def _other_add(rows: GridRows, terms_at: Point, rule: Rule) -> str | None:
     tested = {len(grid) for grid in grids if point in grid and last in grid}
     if type(point) is not int or point < last or not tested:
         return f"the add direction is shown at {point}, not at a point of its grid from {last} on"
-    ceiling = terms_at(point)["add"].ceiling
-    wrongs = [_unsupported(add, ceiling, rule.shared(count)) for count in sorted(tested)]
+    terms = terms_at(point)["add"]
+    wrongs = [_unsupported(add, terms, rule.shared(count)) for count in sorted(tested)]
     return None if None in wrongs else f"the add direction of its point {point} {wrongs[0]}"
 
 
-def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str | None:
+def _unsupported(side: dict[str, Any] | None, terms: WeightedTerms, rule: Rule) -> str | None:
     """The reason why an accepted direction should not have been, or ``None``."""
     if not isinstance(side, dict) or side["accepted"] is not True:
         return "has no verdict"
     # Another machine's last digits are as good.
-    if not math.isclose(side["ceiling"], ceiling, rel_tol=1e-9):
-        return f"has terms of at most {ceiling}, not {side['ceiling']}"
+    if not math.isclose(side["ceiling"], terms.ceiling, rel_tol=1e-9):
+        return f"has terms of at most {terms.ceiling}, not {side['ceiling']}"
     samples, mean = side["samples"], side["mean"]
-    unneeded = ceiling <= rule.violated
+    rule, reach = rule.of(terms), terms.range_at(rule.violated)
+    unneeded = terms.ceiling <= rule.violated
     if unneeded and (samples, mean) != (0, None):
         return "has samples although none are needed"
-    if not unneeded and not (type(samples) is int and rule.is_look(ceiling, samples)):
+    if not unneeded and not (type(samples) is int and rule.is_look(reach, samples)):
         return f"has {samples} samples, a number after which no verdict is made"
-    threshold = rule.violated if unneeded else rule.threshold(ceiling, samples)
+    threshold = rule.violated if unneeded else rule.threshold(reach, samples)
     if not math.isclose(side["threshold"], threshold, rel_tol=1e-6):
         return f"has the threshold {side['threshold']} and should have {threshold}"
     if not unneeded and not 0.0 <= mean <= threshold * (1.0 + 1e-9):

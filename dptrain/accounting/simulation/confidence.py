@@ -109,3 +109,24 @@ def upper_confidence(mean: float, samples: int, failure: float) -> float:
 
     root = math.exp(brentq(gap, math.log(mean), 0.0, xtol=1e-13, rtol=1e-13))
     return float(min(1.0, root * (1.0 + ROUNDING)))
+
+
+def upper_confidence_by_squares(mean: float, samples: int, failure: float) -> float:
+    """The same of values ≥ 0 of which no bound is known, but whose squares have a mean of ≤ 1.
+
+    The u in [mean, 1] with exp(-s·KL(mean u‖u²)) = failure
+    (docs/theory/certification.md#thm-weighted-squares;
+    ``test_upper_confidence_by_squares_covers``).
+    """
+    if not mean >= 0.0 or samples < 1 or not 0.0 < failure < 1.0:
+        raise ValueError(f"mean={mean}, samples={samples}, failure={failure}: out of range")
+    target, top = -math.log(failure) / samples * (1.0 + ROUNDING), 1.0 - 1e-9
+
+    def gap(u: float) -> float:
+        return binary_kl(mean * u, u * u) - target
+
+    if mean >= top or gap(top) <= 0.0:
+        return 1.0
+    # At the mean, and where u² is below the target, nothing is shown.
+    root = float(brentq(gap, max(mean, 1e-150), top, xtol=1e-300, rtol=1e-13))
+    return min(1.0, root * (1.0 + ROUNDING))

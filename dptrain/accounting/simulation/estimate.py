@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting.simulation.draws import SharedDraws
+from dptrain.accounting.simulation.draws import ChunkSums, SharedDraws
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.simulation.verdicts import Point, Rule
@@ -21,6 +22,8 @@ _CLEAR, _CEILINGS = 5.0, 10.0
 # A mean that the rule accepts may rest on a few terms near the ceiling: so many of them are to be
 # expected before their absence says anything.
 _RARE = 6.0
+# Relative standard error of rough terms above which they are not trusted.
+_SEEN = 0.3
 
 
 def rough_excess(
@@ -32,25 +35,48 @@ def rough_excess(
     """
     if terms.ceiling <= rule.violated:
         return -math.inf
-    looks = rule.looks(terms.ceiling)
+    rule, reach = rule.of(terms), terms.range_at(rule.violated)
+    looks = rule.looks(reach)
     if not looks:
         return math.inf
     last = looks[-1]
-    total = squares = 0.0
-    used, passed = 0, rule.threshold(terms.ceiling, last)
-    telling = min(last, math.ceil(_RARE * terms.ceiling / passed))
-    samples = max(min(last, _ROUGH_SAMPLES), telling)
-    for size, chunk, squared in draws.sums(terms, samples, stream):
-        total, squares, used = total + chunk, squares + squared, used + size
-        if used >= telling and math.sqrt(squares) <= _PRECISE * total:
-            break
-        far = abs(total - used * passed) - _CEILINGS * terms.ceiling
-        if far >= _CLEAR * math.sqrt(squares):
-            break
+    passed = rule.threshold(reach, last)
+    drawn = None
+    if terms.rough is not None:
+        easy = dataclasses.replace(terms, draw=terms.rough)
+        drawn = _drawn(draws.sums(easy, _ROUGH_SAMPLES, [*stream, 1]), passed, _seen)
+    if drawn is None or not _seen(drawn):  # rough terms may miss what counts
+        telling = min(last, math.ceil(_RARE * reach / passed))
+        sums = draws.sums(terms, max(min(last, _ROUGH_SAMPLES), telling), stream)
+        few = _CEILINGS * reach
+        drawn = _drawn(sums, passed, lambda each: each.size >= telling, few)
+    used, total, squares = drawn
     # The verdict's own error counts as well.
     error = math.sqrt(squares) / used * math.sqrt(1.0 + used / last)
     upper = total / used + _MARGIN * error
     return math.log(upper / passed) if upper > 0.0 else -math.inf
+
+
+def _drawn(
+    sums: Iterable[ChunkSums], passed: float, tells: Callable[[ChunkSums], bool], few: float = 0.0
+) -> ChunkSums:
+    """Sums until they are precise and tell something, or far from what is ``passed``."""
+    found = ChunkSums(0, 0.0, 0.0)
+    for each in sums:
+        found = ChunkSums(
+            found.size + each.size, found.total + each.total, found.squares + each.squares
+        )
+        error = math.sqrt(found.squares)
+        if tells(found) and error <= _PRECISE * found.total:
+            break
+        far = abs(found.total - found.size * passed) - few
+        if (few or tells(found)) and far >= _CLEAR * error:
+            break
+    return found
+
+
+def _seen(drawn: ChunkSums) -> bool:
+    return math.sqrt(drawn.squares) < _SEEN * drawn.total
 
 
 def estimate_depth(

@@ -15,17 +15,31 @@ from dptrain.core import Array
 
 @dataclasses.dataclass(frozen=True)
 class WeightedTerms:
-    """Independent terms in [0, ``ceiling``] of mean ≥ δ(ε) in one direction.
+    """Independent terms ≥ 0 of mean ≥ δ(ε) in one direction.
 
     Attributes:
-        ceiling: proven bound of every term, hence of δ(ε).
+        ceiling: proven bound of every term, or of the root of the mean of their squares; hence of
+            δ(ε).
         lanes: terms a chunk.
         draw: ``draw(rng, size)`` gives ``size`` terms.
+        bounded: whether the ceiling is one of every term.
+        rough: draws other terms of about that mean, rare values of which weigh little, for
+            estimates; by default these.
     """
 
     ceiling: float
     lanes: int
     draw: Callable[[np.random.Generator, int], Array]
+    bounded: bool = True
+    rough: Callable[[np.random.Generator, int], Array] | None = None
+
+    def range_at(self, mean: float) -> float:
+        """The M for which terms of this mean are small no more often than some in [0, M] are.
+
+        (docs/theory/certification.md#thm-weighted-squares;
+        ``test_terms_of_bounded_squares_are_small_as_rarely_as_stated``.)
+        """
+        return self.ceiling if self.bounded else self.ceiling**2 / mean
 
 
 Both = Mapping[str, WeightedTerms]

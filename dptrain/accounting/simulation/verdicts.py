@@ -49,6 +49,10 @@ class Rule(NamedTuple):
         rule = cls(violated, failure, most)
         return rule._replace(ample=math.ceil(_AMPLE * rule._scale(1.0)))
 
+    def of(self, terms: WeightedTerms) -> Rule:
+        """The rule for these terms; more are ample where they are of noise alone, soon drawn."""
+        return self if terms.bounded else self._replace(ample=2 * self.ample)
+
     def _scale(self, ceiling: float) -> float:
         """Number of samples in [0, ceiling] of which a mean of 0 is just enough at one look."""
         return math.log(_MOST_LOOKS / self.failure) * ceiling / self.violated
@@ -111,10 +115,11 @@ def judge(
     row: dict[str, Any] = {"ceiling": terms.ceiling, "samples": 0, "mean": None}
     if terms.ceiling <= rule.violated:
         return {**row, "threshold": rule.violated, "accepted": True}
-    looks = rule.looks(terms.ceiling)
+    rule, reach = rule.of(terms), terms.range_at(rule.violated)
+    looks = rule.looks(reach)
     if not looks:
         return {**row, "threshold": None, "accepted": False}
-    end = rule.threshold(terms.ceiling, looks[-1])
+    end = rule.threshold(reach, looks[-1])
     total, squares, used = 0.0, 0.0, 0
     for number, wanted in enumerate(looks):
         for size, chunk, squared in draws.sums(terms, wanted - used, [*stream, number], point):
@@ -126,7 +131,7 @@ def judge(
             if total > looks[-1] * end:
                 break
         mean = total / used
-        threshold = rule.threshold(terms.ceiling, wanted)
+        threshold = rule.threshold(reach, wanted)
         accepted = used == wanted and mean <= threshold
         error = math.sqrt(squares) / used
         if accepted or used < wanted or mean - _HOPELESS * error > end:

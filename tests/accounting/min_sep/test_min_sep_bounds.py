@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.losses import gaussian
+from dptrain.accounting.min_sep import curve as curves
 from dptrain.accounting.min_sep import law as laws
 from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance import MinSepImportance
@@ -112,7 +113,8 @@ def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon) ->
     ):
         drawn = np.concatenate([terms.draw(rng, 4096) for _ in range(10)])
         assert drawn.min() >= 0.0
-        assert drawn.max() <= terms.ceiling * (1 + 1e-9)
+        if terms.bounded:
+            assert drawn.max() <= terms.ceiling * (1 + 1e-9)
         assert terms.ceiling >= known
         error = drawn.std() / math.sqrt(drawn.size)
         assert abs(drawn.mean() - known) <= 6 * error + 1e-5 * known  # 6 sigma and the PLD's grid
@@ -340,6 +342,7 @@ def test_dear_orders_are_asked_where_samples_did_not_better_them(monkeypatch) ->
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40)
     few = MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=1.0)
     monkeypatch.setattr(laws, "_QUICK_WORK", 40 * 4)
+    monkeypatch.setattr(curves, "_NO_WORK", 0)  # large orders by two copies only
     asked = MinSepImportance(max_samples=1, seed=1, progress=False)
     found = asked.calibrate(few, epsilon=6.0, delta=1e-6)
     needed = MinSepRenyi().calibrate(few, epsilon=6.0, delta=1e-6).noise_multiplier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,9 @@ from dptrain.accounting.simulation.confidence import (
     counted_split,
     failure_probability,
     upper_confidence,
+    upper_confidence_by_squares,
 )
+from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.simulation.verdicts import Rule
 
 
@@ -119,3 +122,71 @@ def test_upper_confidence_covers(count: int, samples: int, failure: float) -> No
 def test_bad_arguments_are_refused(call: object) -> None:
     with pytest.raises(ValueError, match=r"must lie|need|must be|out of range"):
         call()  # type: ignore[operator]
+
+
+def chance_of_small_sums(values: list[int], weights: list[float], samples: int, most: int) -> float:
+    """Pr[X_1 + … + X_s ≤ most] of independent whole numbers, by convolution."""
+    law = np.zeros(most + 1)
+    law[0] = 1.0
+    for _ in range(samples):
+        after = np.zeros(most + 1)
+        for value, weight in zip(values, weights, strict=True):
+            if value <= most:
+                after[value:] += weight * law[: most + 1 - value]
+        law = after
+    return float(law.sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_terms_of_bounded_squares_are_small_as_rarely_as_stated(seed: int) -> None:
+    """Values without a bound to speak of: rare ones are ten times the M that stands for them."""
+    rng = np.random.default_rng(seed)
+    tightest = 0.0
+    for _ in range(15):
+        values = sorted({0, *rng.integers(1, 12, size=2).tolist(), 40})
+        weights = [*(rng.random(len(values) - 2) * 0.05).tolist(), 1e-4 * rng.random()]
+        weights = [1.0 - sum(weights), *weights]
+        mean = sum(v * w for v, w in zip(values, weights, strict=True))
+        square = sum(v * v * w for v, w in zip(values, weights, strict=True))
+        violated = mean * float(rng.uniform(0.8, 1.0))  # what is claimed may be less than the mean
+        terms = WeightedTerms(math.sqrt(square), 1, lambda rng, size: np.zeros(size), bounded=False)
+        reach = terms.range_at(violated)
+        samples = int(rng.integers(50, 400))
+        for share in (0.0, 0.3, 0.7):
+            most = math.floor(share * violated * samples)
+            threshold = most / samples
+            bound = failure_probability(threshold / reach, violated / reach, samples)
+            truth = chance_of_small_sums(values, weights, samples, most)
+            assert truth <= bound * (1 + 1e-9)
+            tightest = max(tightest, truth / bound)
+    assert tightest > 0.01
+
+
+def test_two_values_are_the_worst_of_a_mean_and_a_mean_square() -> None:
+    # 0 and V/mean: the chance is that of a coin, so nothing smaller than V/mean would do.
+    samples, reach, violated = 200, 5, 0.1
+    truth = chance_of_small_sums([0, reach], [1 - violated / reach, violated / reach], samples, 0)
+    assert truth == pytest.approx(failure_probability(0.0, violated / reach, samples), rel=1e-6)
+    with_less = failure_probability(0.0, violated / (0.9 * reach), samples)
+    assert truth > with_less
+
+
+@pytest.mark.parametrize("samples", [40, 400])
+def test_upper_confidence_by_squares_covers(samples: int) -> None:
+    """Of Bernoulli sums, whose mean square is the mean: of all sums together at most q fail."""
+    failure = 0.01
+    for mean in (0.001, 0.02, 0.3):
+        root = math.sqrt(mean)
+        wrong = 0.0
+        for total in range(samples + 1):
+            shown = root * upper_confidence_by_squares(total / samples / root, samples, failure)
+            assert shown <= root * (1 + 1e-9)
+            if shown < mean:
+                wrong += float(binom.pmf(total, samples, mean))
+        assert wrong <= failure
+    assert upper_confidence_by_squares(1.5, samples, failure) == 1.0
+    assert 0.9 < upper_confidence_by_squares(0.0, 10, 1e-9) < 1.0
+    # The deterministic bound is 1, and many samples show their mean.
+    assert 0.5 < upper_confidence_by_squares(0.5, 10**7, failure) < 0.51
+    with pytest.raises(ValueError, match="out of range"):
+        upper_confidence_by_squares(-0.1, samples, failure)
