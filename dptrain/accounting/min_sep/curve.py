@@ -12,6 +12,7 @@ import numpy as np
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.moments import (
+    LARGEST_ORDER,
     affordable,
     bounded_by,
     foreseen,
@@ -110,11 +111,12 @@ class MinSepRenyiCurve(RenyiCurve):
         found, copies = dict[int, float](), most_copies(self.law, _NO_WORK)
         rough = rough_large_moments(self.law, sigma, moments[1])
         order = max(len(moments) + 1, math.ceil(convert(_divergence([0.0], rough))[1]))
-        while True:
+        while order <= LARGEST_ORDER:
             found[order] = self._log_large_moment(sigma, order, copies)
             if convert(_divergence(moments, found))[1] < order:
                 return found
             order = max(order + 1, round(_NEXT * order))
+        return found
 
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
         """The best ``LinearLoss`` at each ε; δ = 0 from the largest loss on."""

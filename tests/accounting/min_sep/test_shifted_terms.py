@@ -13,6 +13,7 @@ from dptrain.accounting.min_sep import importance_terms
 from dptrain.accounting.min_sep.curve import MinSepRenyiCurve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import _raised
+from dptrain.accounting.min_sep.moments import rough_large_moments
 from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.shifted_terms import best_shift, direction, shifted_draws
 from dptrain.accounting.simulation.draws import SharedDraws
@@ -96,6 +97,16 @@ def test_a_bound_on_squares_is_near_them_where_noise_is_large() -> None:
     density = np.exp(-((z - shift.tau * unit_of(law)) ** 2).sum(axis=1) / 2) / (2 * math.pi) * area
     squares = float(terms_at(law, sigma, epsilon, shift.tau, z) ** 2 @ density)
     assert squares <= math.exp(2 * shift.log_root) <= 100.0 * squares
+
+
+def test_large_orders_end_where_they_show_nothing_more() -> None:
+    """At so much noise the best order is above ten million, and δ far below any that is asked for."""
+    law = law_of(BANDS[:2], 0.2, 4, 100, True)
+    curve = MinSepRenyiCurve(law)
+    remove, _ = curve.delta(3000.0, np.array([4.0]))
+    assert 0.0 <= remove[0] <= 1e-100
+    # Without an order that float64 has room for, orders begin where they did.
+    assert rough_large_moments(law, 0.05, 1.0) == {}
 
 
 LONGER = [

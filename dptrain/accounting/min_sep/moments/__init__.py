@@ -1,6 +1,7 @@
 """Moments E_Q[(P/Q)^α] of b-min-sep sampling, bands ≤ b, at the size of production."""
 
 from dptrain.accounting.min_sep.moments.program import (
+    LARGEST_ORDER,
     Affordable,
     affordable,
     bounded_by,
@@ -14,6 +15,7 @@ from dptrain.accounting.min_sep.moments.program import (
 )
 
 __all__ = [
+    "LARGEST_ORDER",
     "Affordable",
     "affordable",
     "bounded_by",

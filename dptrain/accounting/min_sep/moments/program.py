@@ -22,7 +22,8 @@ MOST_WORK, MOST_PLAIN_WORK = 4 * 10**9, 3 * 10**8
 _MOST_COPIES = 8
 # Weights up to e^300 on values up to 1e100 stay within float64.
 _LARGEST_EXPONENT, _LARGEST_VALUE, _LEAST_VALUE = 300.0, 1e100, 1e-200
-_MOST_ROUGH = 1000  # larger orders show δ below 1e-100 or nothing
+LARGEST_ORDER = 1000
+"""Of moments that are bounded by fewer copies: larger ones show δ below 1e-100 or nothing."""
 # What skipping settled steps may add to log A, in all; a cost is part of a bound that gives more.
 _SETTLED, _SETTLED_WITH_COST = 1e-8, 1e-4
 # Steps after which levels have usually settled, in units of b.
@@ -179,8 +180,10 @@ def rough_large_moments(law: MinSepLaw, sigma: float, second: float) -> dict[int
     """
     gram = full_gram(law, sigma)
     weights = np.where(np.arange(gram.size) > 0, 2.0, 1.0)
-    orders = np.arange(2, _MOST_ROUGH)
+    orders = np.arange(2, LARGEST_ORDER)
     orders = orders[(orders - 1) * gram[0] <= _LARGEST_EXPONENT / 2]
+    if not len(orders):
+        return {}
     sums = np.expm1((orders[:, None] - 1) * gram[: law.bands]) @ weights[: law.bands]
     return dict(zip(orders.tolist(), (orders / 2 * second * sums / sums[0]).tolist(), strict=True))
 
