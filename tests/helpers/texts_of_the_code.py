@@ -51,12 +51,13 @@ PUBLIC = set(_PUBLIC.split())
 # Names that may stand for data elsewhere, where somebody has seen that they do not.
 _SEEN = """
 clipping/base/rows.py: expected found
+clipping/base/unknown_device.py: device max()
 clipping/base/styles.py: error idle members n shares value
 clipping/bookkeeping/replay_costs.py: _share() lines
 clipping/bookkeeping/rules/inherited.py: others
 clipping/bookkeeping/rules/recurrent.py: number
 clipping/bookkeeping/module_taps.py: format() get()
-clipping/bookkeeping/rules/rule.py: error expected missing
+clipping/bookkeeping/rules/rule.py: error expected
 clipping/bookkeeping/rules/sequence_first.py: first given
 clipping/bookkeeping/rules/table.py: found
 clipping/opacus/per_example.py: new others
@@ -64,7 +65,7 @@ clipping/owners/answers.py: basename() f_lineno
 clipping/owners/rules/products.py: k
 clipping/owners/trace.py: operator
 clipping/owners/watch.py: _remedy() _seed apart escapes event event() get() lost mixed tested
-clipping/probe/inputs.py: k key
+clipping/probe/inputs.py: key
 clipping/probe/examination.py: _say_of() format()
 clipping/probe/probe.py: error get()
 clipping/probe/signature.py: sizes

@@ -91,7 +91,7 @@ def _exporting() -> bool:
     """True if torch.jit.trace or torch.export is at work, with what a run does for gradients."""
     if not torch.is_grad_enabled():
         return False
-    return torch._C._is_tracing() or torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()
 
 
 _depths: Counter[int] = Counter()  # by threads

@@ -46,7 +46,7 @@ Admit = Callable[[torch.Tensor], torch.Tensor]
 """Function from norms to factors in [0, 1], one for each example."""
 
 
-class _Held:
+class _Reports:
     """What was reported of a parameter in the backward pass of a batch.
 
     Attributes:
@@ -110,7 +110,7 @@ class BookkeepingClipper(Book):
         self.probe: RowProbe | None = None  # of the module, where there is one
         self.loss_reduction = loss_reduction
         self.views = views
-        self._held: dict[int, _Held] = {}  # by the parameters' identities
+        self._held: dict[int, _Reports] = {}  # by the parameters' identities
         self._several: set[int] = set()  # parameters whose norms can wait for the other uses
         self._copies = Copies()
         self._bundle_of: dict[int, Bundle] = {}  # by the parameters' identities
@@ -201,11 +201,11 @@ class BookkeepingClipper(Book):
             if id(p) not in self._several and not can_wait(use):
                 held.norms = use.norms()
 
-    def _hold(self, p: nn.Parameter) -> _Held:
+    def _hold(self, p: nn.Parameter) -> _Reports:
         """What is held of a parameter, which may be nothing as yet."""
         held = self._held.get(id(p))
         if held is None:
-            self._held[id(p)] = held = _Held(p)
+            self._held[id(p)] = held = _Reports(p)
         return held
 
     @in_full_float32
@@ -397,7 +397,7 @@ class BookkeepingClipper(Book):
     def _take_rank_one_norms(self) -> None:
         """The norms of all uses that waited for those of the others."""
         held = [h for h in self._held.values() if h.norms is None and len(h.uses) == 1]
-        kinds: dict[Any, list[tuple[_Held, OuterProducts]]] = {}
+        kinds: dict[Any, list[tuple[_Reports, OuterProducts]]] = {}
         for each in held:
             use = each.uses[0]
             if isinstance(use, OuterProducts) and is_rank_one(use):

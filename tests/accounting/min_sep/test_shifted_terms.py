@@ -100,7 +100,7 @@ def test_a_bound_on_squares_is_near_them_where_noise_is_large() -> None:
 
 
 def test_large_orders_end_where_they_show_nothing_more() -> None:
-    """At so much noise the best order is above ten million, and δ far below any that is asked for."""
+    """At so much noise the best order is above ten million, and δ below any that is asked for."""
     law = law_of(BANDS[:2], 0.2, 4, 100, True)
     curve = MinSepRenyiCurve(law)
     remove, _ = curve.delta(3000.0, np.array([4.0]))
