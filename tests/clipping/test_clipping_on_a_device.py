@@ -1,5 +1,6 @@
 """A device's ways on a processor: what is released, against one autograd call per example."""
 
+import contextlib
 import copy
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain import AttributionGraph, Gradients, PerLayer, PerUser, Poisson
 from dptrain.clipping.base.linear_norms import outer_norms
-from dptrain.core import as_on_a_device
+from dptrain.core import as_on_a_device, devices
 from tests.clipping.base.test_linear_norms import SHAPES, vectors
 from tests.helpers.engine import (
     everything_every_step,
@@ -26,6 +27,15 @@ from tests.helpers.engine import (
 def ways():
     with as_on_a_device():
         yield
+
+
+@contextlib.contextmanager
+def as_on_a_processor():
+    devices._forced = False
+    try:
+        yield
+    finally:
+        devices._forced = True
 
 
 class Words(nn.Module):
@@ -109,7 +119,7 @@ def test_broken_examples_are_counted_over_many_steps():
 
 @pytest.mark.parametrize("broken", [[], [2], range(5, 10)])
 @pytest.mark.parametrize("case", CASES)
-def test_styles_and_records_come_to_what_a_processor_has(case, broken, monkeypatch):
+def test_styles_and_records_come_to_what_a_processor_has(case, broken):
     """Layers that are clipped alone; records of 5, 5 and 2 rows, of which one may be broken."""
     build, load = CASES[case]
     data = load(12)
@@ -126,10 +136,10 @@ def test_styles_and_records_come_to_what_a_processor_has(case, broken, monkeypat
         {"scheme": PerUser(graph=graph, users=users, group_size=5)},
     ):
         found = []
-        for forced in (False, True):
-            monkeypatch.setattr("dptrain.core.devices._forced", forced)
-            private = run(build(), data, **options)
-            found.append((released(private, 1.0), private.nonfinite_examples))
+        for way in (as_on_a_processor, as_on_a_device):
+            with way():
+                private = run(build(), data, **options)
+                found.append((released(private, 1.0), private.nonfinite_examples))
         torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-7)
         records = len({k // 5 for k in broken}) if "scheme" in options else len(broken)
         assert found[1][1] == found[0][1] == records
@@ -221,3 +231,12 @@ def test_padding_counts_nothing():
         optimizer.step()
         torch.testing.assert_close(released(private, 24 * 0.3), expected, rtol=1e-4, atol=2e-6)
         optimizer.zero_grad()
+
+
+def test_both_ways_are_taken():
+    """The comparison above is of two things."""
+    x = torch.zeros(1)
+    assert not devices.on_processor(x)
+    with as_on_a_processor():
+        assert devices.on_processor(x)
+    assert not devices.on_processor(x)
