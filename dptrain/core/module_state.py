@@ -282,14 +282,10 @@ def content_of(value: Any) -> Any:
 
 def extra_states(state: ModuleState) -> dict[str, Any]:
     """Values that ``get_extra_state`` of modules returns, by path, as comparable values."""
-    own = [
-        (name, m)
-        for name, m in state.modules.items()
-        if type(m).get_extra_state is not nn.Module.get_extra_state
-    ]
     return {
         f"{name}._extra_state" if name else "_extra_state": _comparable(m.get_extra_state())
-        for name, m in own
+        for name, m in state.modules.items()
+        if type(m).get_extra_state is not nn.Module.get_extra_state
     }
 
 

@@ -24,7 +24,6 @@ from dptrain.engine.release_ledger import checksum
 WINDOW = 1 << 24  # bytes whose values are compared in every step
 _PENDING = 4  # microbatches whose values are held until a device is waited for
 
-_NOTHING = "released nothing"
 _PART = "[part "  # of a tensor that is made of several, as sparse ones are
 
 PUBLIC_NOTE = (
@@ -259,12 +258,13 @@ class StateWatch:
                 f"in Gradients(buffers=[{attribute_of(path)!r}])"
             )
         )
+        released = "was released before its device told" if late else "released nothing"
         when = (
             "in an earlier step without noise, so later releases may depend on it"
             if earlier
             else (
                 "between the batch and its optimizer.step(), so data could leave the step without "
-                f"noise; this step {'was released before its device told' if late else _NOTHING}"
+                f"noise; this step {released}"
             )
         )
         self._stop(f"{kind} {name!r} of {where} changed{what} {when}. Remedy: {remedy}")

@@ -13,6 +13,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.moments import (
     LARGEST_ORDER,
+    NO_WORK,
     affordable,
     bounded_by,
     foreseen,
@@ -27,8 +28,7 @@ from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve
 from dptrain.core import Array
 
-# Values of a program that takes no time to speak of, and from a large order to the next one tried.
-_NO_WORK, _NEXT = 5 * 10**6, 1.15
+_NEXT = 1.15  # from a large order to the next one tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MinSepRenyiCurve(RenyiCurve):
         largest = affordable(self.law, sigma, self.most_work).largest
         moments, large = [0.0], dict[int, float]()  # log A of α = 1, 2, …, and of large α
         for order in range(2, largest + 1):
-            if order > 3 and least_work(self.law, order) > _NO_WORK:
+            if order > 3 and least_work(self.law, order) > NO_WORK:
                 large = large or self._large_orders(sigma, moments, convert)
                 if not _promises(moments, large, largest, convert):
                     break
@@ -108,7 +108,7 @@ class MinSepRenyiCurve(RenyiCurve):
         self, sigma: float, moments: list[float], convert: Callable[[Array], tuple[float, float]]
     ) -> dict[int, float]:
         """log A of larger orders from above, from where they may help to where they stop."""
-        found, copies = dict[int, float](), most_copies(self.law, _NO_WORK)
+        found, copies = dict[int, float](), most_copies(self.law, NO_WORK)
         rough = rough_large_moments(self.law, sigma, moments[1])
         order = max(len(moments) + 1, math.ceil(convert(_divergence([0.0], rough))[1]))
         while order <= LARGEST_ORDER:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
-from dptrain.accounting.min_sep.moments import log_moment, most_copies
+from dptrain.accounting.min_sep.moments import NO_WORK, log_moment, most_copies
 from dptrain.accounting.min_sep.pair import MinSepLaw
 from dptrain.accounting.min_sep.recursion import column_products
 from dptrain.core import Array
 
-# Values of the programs that look for an order, and of the one that bounds squares in the end.
-_NO_WORK, _LITTLE_WORK = 5 * 10**6, 5 * 10**7
+_LITTLE_WORK = 5 * 10**7  # values of the program that bounds squares in the end
 _FIRST, _NEXT = 1.7, 1.15  # times the order of the divergence, and from an order to the next one
 _MORE = 0.7  # what one copy more takes off the logarithm of the root at most, as a rule
 _UNIT, _ROUNDING = 2.0**-53, 1e-9
@@ -80,7 +79,7 @@ def best_shift(
         root = 0.5 * square + _ROUNDING * (1.0 + beta * epsilon + tau**2)
         return Shift(tau, root, worth)
 
-    copies, most = most_copies(law, _NO_WORK), most_copies(law, _LITTLE_WORK)
+    copies, most = most_copies(law, NO_WORK), most_copies(law, _LITTLE_WORK)
     beta = max(most, 3, round(_FIRST * order))
     best = shift(beta, copies)
     for factor in (_NEXT, 1.0 / _NEXT):

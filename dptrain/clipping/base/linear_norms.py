@@ -291,12 +291,12 @@ def several_rank_one_norms(
 ) -> list[torch.Tensor]:
     """``rank_one_norms`` of several pairs of one dtype, by as few calls as of one."""
     dtype = several[0][0].dtype
-    least, count = math.sqrt(torch.finfo(dtype).tiny), len(several)
+    least = math.sqrt(torch.finfo(dtype).tiny)
     norms = [side for pair in several for side in pair[:2]]
     added = [2 * least * math.sqrt(size) for *_, sizes in several for size in sizes]
     sides = torch._foreach_add(norms, added)
-    found = list(sides[: 2 * count : 2])
-    torch._foreach_mul_(found, list(sides[1 : 2 * count : 2]))
+    found = list(sides[::2])
+    torch._foreach_mul_(found, list(sides[1::2]))
     torch._foreach_mul_(found, 1 + ROUNDING * unit(dtype))
     return found
 

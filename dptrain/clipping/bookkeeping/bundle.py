@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import torch
 
@@ -20,7 +21,7 @@ def can_wait(use: Use) -> bool:
     return is_small(use) or is_rank_one(use)
 
 
-def is_small(use: Use) -> bool:
+def is_small(use: Use) -> TypeGuard[Materialized]:
     """True for gradients on a device of as many numbers as a bias has."""
     return (
         isinstance(use, Materialized)
@@ -29,7 +30,7 @@ def is_small(use: Use) -> bool:
     )
 
 
-def is_rank_one(use: Use) -> bool:
+def is_rank_one(use: Use) -> TypeGuard[OuterProducts]:
     """True for outer products of one position on a device."""
     return isinstance(use, OuterProducts) and use.positions == 1 and not on_processor(use.left)
 

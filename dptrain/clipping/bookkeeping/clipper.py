@@ -400,7 +400,7 @@ class BookkeepingClipper(Book):
         kinds: dict[Any, list[tuple[_Reports, OuterProducts]]] = {}
         for each in held:
             use = each.uses[0]
-            if isinstance(use, OuterProducts) and is_rank_one(use):
+            if is_rank_one(use):
                 kinds.setdefault((use.left.dtype, use.left.device), []).append((each, use))
         for some in kinds.values():
             norms = several_rank_one_norms([use.sides_of_one for _, use in some])
@@ -412,8 +412,10 @@ class BookkeepingClipper(Book):
         found: dict[tuple[Any, ...], dict[int, Materialized]] = {}
         for p, group in zip(self.parameters, self.groups, strict=True):
             held = self._held.get(id(p))
-            use = held.uses[0] if held is not None and len(held.uses) == 1 else None
-            if isinstance(use, Materialized) and is_small(use):
+            if held is None or len(held.uses) != 1:
+                continue
+            use = held.uses[0]
+            if is_small(use):
                 key = group, use.gradients.dtype, use.gradients.device
                 found.setdefault(key, {})[id(p)] = use
         return [(group, Bundle(uses)) for (group, *_), uses in found.items()]

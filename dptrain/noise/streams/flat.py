@@ -23,7 +23,7 @@ from dptrain.noise.streams.grid import (
     stored_bits,
 )
 from dptrain.noise.streams.history import History, check_private_folder
-from dptrain.noise.streams.kernels import add_past, put_all_on_grid, put_on_grid
+from dptrain.noise.streams.kernels import add_past, put_all_on_grid
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly, scratch
 from dptrain.strategies import Strategy
@@ -374,16 +374,10 @@ class FlatStream(ABC):
         grid = grid_of(deviation, self.grid_bits)
 
         def add(number: int, noise: torch.Tensor) -> None:
-            if not grid:
-                return
-            segments = self._segments[number]
-            if not on_processor(noise) and len(segments) > 1:
-                put_all_on_grid(
-                    [flat[k][first:last] for k, first, last, _ in segments], noise, grid
-                )
-                return
-            for index, first, last, at in segments:
-                put_on_grid(flat[index][first:last], noise[at : at + last - first], grid)
+            if grid:
+                segments = self._segments[number]
+                parts = [flat[index][first:last] for index, first, last, _ in segments]
+                put_all_on_grid(parts, noise, grid)
 
         self._advance(add)
         return [

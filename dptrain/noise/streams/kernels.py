@@ -71,19 +71,21 @@ def put_on_grid(values: torch.Tensor, noise: torch.Tensor, grid: float) -> None:
 
 
 def put_all_on_grid(several: Sequence[torch.Tensor], noise: torch.Tensor, grid: float) -> None:
-    """``put_on_grid`` for tensors that the noise is for one after the other, by few calls.
+    """``put_on_grid`` for what the noise is for, one after the other; few calls on a device.
 
     Args:
         several: float32 or float64, on one device, each of shape (len,).
         noise: float64, shape (sum of the lengths,): whole numbers.
     """
-    if len({each.dtype for each in several}) > 1:
-        for values, own in zip(several, noise.split([len(v) for v in several]), strict=True):
+    sizes = [values.shape[0] for values in several]
+    alike = len(several) > 1 and len({values.dtype for values in several}) == 1
+    if on_processor(noise) or not alike:
+        for values, own in zip(several, noise.split(sizes), strict=True):
             put_on_grid(values, own, grid)
-        return
-    together = torch.cat(list(several))
-    put_on_grid(together, noise, grid)
-    torch._foreach_copy_(list(several), list(together.split([v.shape[0] for v in several])))
+    else:
+        together = torch.cat(list(several))
+        put_on_grid(together, noise, grid)
+        torch._foreach_copy_(list(several), list(together.split(sizes)))
 
 
 _PAST = (

@@ -75,9 +75,9 @@ class PrivateLoader:
             nothing is.
 
     Attributes:
-        unused: the same, until ``optimizer.step()`` has used it.
         current: the ``MicroBatch`` of the batch that the user holds, ``None`` before the
             first one and after the end.
+        unused: the same, until ``optimizer.step()`` has used it, and ``None`` then.
         notes: what a guarantee says of how batches are made.
 
     Raises:

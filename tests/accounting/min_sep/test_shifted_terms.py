@@ -20,16 +20,11 @@ from dptrain.accounting.simulation.draws import SharedDraws
 from dptrain.accounting.simulation.estimate import rough_excess
 from dptrain.accounting.simulation.terms import WeightedTerms
 from dptrain.accounting.simulation.verdicts import Rule, judge
+from tests.accounting.min_sep.test_min_sep_bounds import law_of
 from tests.oracles import enumeration, quadrature
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
 BANDS = (1.0, 0.6, 0.3)
-
-
-def law_of(c, p, b, n, warm) -> MinSepLaw:
-    return MinSepLaw(
-        coefficients=np.asarray(c, float), probability=p, min_sep=b, steps=n, warm_start=warm
-    )
 
 
 def oracle(law: MinSepLaw) -> tuple[enumeration.Law, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from dptrain.accounting.min_sep.moments.program import (
     LARGEST_ORDER,
+    NO_WORK,
     Affordable,
     affordable,
     bounded_by,
@@ -16,6 +17,7 @@ from dptrain.accounting.min_sep.moments.program import (
 
 __all__ = [
     "LARGEST_ORDER",
+    "NO_WORK",
     "Affordable",
     "affordable",
     "bounded_by",

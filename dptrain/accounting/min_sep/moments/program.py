@@ -22,6 +22,8 @@ MOST_WORK, MOST_PLAIN_WORK = 4 * 10**9, 3 * 10**8
 _MOST_COPIES = 8
 # Weights up to e^300 on values up to 1e100 stay within float64.
 _LARGEST_EXPONENT, _LARGEST_VALUE, _LEAST_VALUE = 300.0, 1e100, 1e-200
+NO_WORK = 5 * 10**6
+"""Values of a program that takes no time to speak of."""
 LARGEST_ORDER = 1000
 """Of moments that are bounded by fewer copies: larger ones show δ below 1e-100 or nothing."""
 # What skipping settled steps may add to log A, in all; a cost is part of a bound that gives more.

@@ -78,12 +78,11 @@ class Convolved(Use):
         found = self.forming()
         if found is None:
             return self
+        dtype = summing_dtype(self.g)
         if not on_processor(self.g):
-            dtype = summing_dtype(self.g)
             gradients = unfolded_gradients(self.a, self.g, self.geometry, dtype)
             return Materialized(gradients, own=True)
         if found.groups < found.products:
-            dtype = summing_dtype(self.g)
             a, g = self.a.to(dtype), self.g.to(dtype)
             if runs_in_groups(g):
                 return Materialized(*gradients_in_groups(a, g, self.geometry), own=True)
